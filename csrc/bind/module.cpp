@@ -1,0 +1,11 @@
+#include "base/error.h"
+#include "bind/bind.h"
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "FlexEP's compiled part: raw pointers, sizes and strides come in. Import flexep instead of this module.";
+  pybind11::register_exception<flexep::Error>(m, "Error", PyExc_ValueError);
+  pybind11::register_exception<flexep::NotBuilt>(m, "NotBuilt", PyExc_RuntimeError);
+  flexep::bind_build_info(m);
+  flexep::bind_plan(m);
+  flexep::bind_ops(m);
+}
