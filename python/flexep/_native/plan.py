@@ -1,0 +1,243 @@
+"""The plan: integers that say where every row goes. Thin wrappers over csrc/plan; int32 tensors in and out.
+
+Shape letters: T tokens, K top-k, E experts (numbered by *place* unless said otherwise), R ranks, N received tokens,
+S send positions. On a CUDA tensor every step is enqueued on the current stream and nothing waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flexep._native._load import _C
+from flexep.errors import ArgumentError
+
+INT32_MAX = 2**31 - 1
+
+
+class PlanTable:
+    """Where experts live: expert id -> place -> (rank, local expert).
+
+    Places are numbered rank-major; inside a rank, experts ascend. Without `rank_of_expert` the experts are
+    contiguous and the first `E mod R` ranks hold one more.
+
+    Args:
+        num_experts: E >= 1. num_ranks: R >= 1.
+        rank_of_expert: rank of each expert id, length E, or None.
+    Raises:
+        ArgumentError: a count below 1, a table of another length, or a rank outside [0, R).
+    """
+
+    def __init__(self, num_experts: int, num_ranks: int, rank_of_expert: Sequence[int] | None = None) -> None:
+        if num_experts < 1:
+            raise ArgumentError("num_experts", num_experts, "at least 1")
+        if num_ranks < 1:
+            raise ArgumentError("num_ranks", num_ranks, "at least 1")
+        if rank_of_expert is None:
+            share, more = divmod(num_experts, num_ranks)
+            sizes = [share + (r < more) for r in range(num_ranks)]
+            rank_of_expert = [r for r, size in enumerate(sizes) for _ in range(size)]
+        elif len(rank_of_expert) != num_experts:
+            raise ArgumentError("placement", list(rank_of_expert), f"one rank for each of {num_experts} experts")
+        for rank in rank_of_expert:
+            if not 0 <= rank < num_ranks:
+                raise ArgumentError("placement", rank, f"ranks in [0, {num_ranks})")
+        self.num_experts = num_experts
+        self.num_ranks = num_ranks
+        by_place = sorted(range(num_experts), key=lambda e: (rank_of_expert[e], e))
+        self.expert_of_place = torch.tensor(by_place, dtype=torch.int32)
+        self.place_of_expert = torch.empty(num_experts, dtype=torch.int32)
+        self.place_of_expert[self.expert_of_place.long()] = torch.arange(num_experts, dtype=torch.int32)
+        self.rank_of_place = torch.tensor([rank_of_expert[e] for e in by_place], dtype=torch.int32)
+        held = torch.bincount(self.rank_of_place.long(), minlength=num_ranks)
+        self.rank_begin = torch.cat([held.new_zeros(1), held.cumsum(0)]).to(torch.int32)
+        self._begin: list[int] = self.rank_begin.tolist()
+        self._views: dict[torch.device, tuple[_C.TableView, tuple[torch.Tensor, ...]]] = {}
+
+    def num_local(self, rank: int) -> int:
+        """L: experts that `rank` holds."""
+        return self._begin[rank + 1] - self._begin[rank]
+
+    def places(self, rank: int) -> slice:
+        """The places of `rank`, in local order."""
+        return slice(self._begin[rank], self._begin[rank + 1])
+
+    def view(self, device: torch.device) -> _C.TableView:
+        """The compiled module's view of this table on `device`, made once a device."""
+        if device not in self._views:
+            tensors = tuple(t.to(device) for t in (self.place_of_expert, self.rank_of_place, self.rank_begin))
+            pointers = [t.data_ptr() for t in tensors]
+            self._views[device] = (_C.TableView(self.num_experts, self.num_ranks, *pointers), tensors)
+        return self._views[device][0]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Layout of every rank's expert-major rows, the same on all ranks.
+
+    base_RE: rows of the place from lower source ranks. start_E: first row of the place on its rank. kept_E, dropped_E:
+    rows after the kept-set rule, and the rest. cut_R: rows kept per place. rows_R (int64): padded rows in use.
+    """
+
+    base_RE: torch.Tensor
+    start_E: torch.Tensor
+    kept_E: torch.Tensor
+    dropped_E: torch.Tensor
+    cut_R: torch.Tensor
+    rows_R: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """Where one source rank's tokens go.
+
+    slot_row, slot_rank, slot_send [T, K]: the slot's row on its rank, that rank, and the send position that carries
+    it (-1 empty or dropped). send_row, send_rank [T, K]: the token's send positions and their ranks, ascending, then -1.
+    send_token [S]: token at each send position, -1 unused. send_counts [R].
+    """
+
+    slot_row: torch.Tensor
+    slot_rank: torch.Tensor
+    slot_send: torch.Tensor
+    send_row: torch.Tensor
+    send_rank: torch.Tensor
+    send_token: torch.Tensor
+    send_counts: torch.Tensor
+
+
+def _stream(device: torch.device) -> int | None:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+
+
+def _ints(*shape: int, device: torch.device) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int32, device=device)
+
+
+def _int32(name: str, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    if tensor.dim() != dim:
+        raise ArgumentError(name, tuple(tensor.shape), f"{dim} dimensions")
+    if tensor.dtype != torch.int32:
+        raise ArgumentError(name, tensor.dtype, "torch.int32")
+    return tensor.contiguous()
+
+
+def _workspace(table: PlanTable, device: torch.device) -> torch.Tensor:
+    ints = _C.plan_workspace_ints(table.num_experts, table.num_ranks, device.type == "cuda")
+    return torch.empty(ints, dtype=torch.int32, device=device)
+
+
+def count_slots(topk_idx_TK: torch.Tensor, table: PlanTable) -> tuple[torch.Tensor, torch.Tensor]:
+    """What one rank publishes: rows per place [E] and distinct tokens per rank [R], both int32."""
+    topk_idx_TK = _int32("topk_idx", topk_idx_TK, 2)
+    device = topk_idx_TK.device
+    counts_E, tokens_R = _ints(table.num_experts, device=device), _ints(table.num_ranks, device=device)
+    workspace = _workspace(table, device)
+    _C.count_slots(
+        table.view(device), topk_idx=topk_idx_TK.data_ptr(), tokens=topk_idx_TK.shape[0], top_k=topk_idx_TK.shape[1],
+        counts=counts_E.data_ptr(), rank_tokens=tokens_R.data_ptr(), workspace=workspace.data_ptr(),
+        stream=_stream(device),
+    )  # fmt: skip
+    return counts_E, tokens_R
+
+
+def resolve(counts_RE: torch.Tensor, table: PlanTable, alignment: int, capacity_rows: int | None) -> Resolved:
+    """From everybody's counts (source rank x place) to the layout of every rank's rows, by the kept-set rule."""
+    counts_RE = _int32("counts", counts_RE, 2)
+    if counts_RE.shape != (table.num_ranks, table.num_experts):
+        raise ArgumentError("counts", tuple(counts_RE.shape), f"({table.num_ranks}, {table.num_experts})")
+    if alignment < 1:
+        raise ArgumentError("alignment", alignment, "at least 1")
+    device, E, R = counts_RE.device, table.num_experts, table.num_ranks
+    out = Resolved(
+        base_RE=_ints(R, E, device=device), start_E=_ints(E, device=device), kept_E=_ints(E, device=device),
+        dropped_E=_ints(E, device=device), cut_R=_ints(R, device=device),
+        rows_R=torch.empty(R, dtype=torch.int64, device=device),
+    )  # fmt: skip
+    _C.resolve_rows(
+        table.view(device), counts=counts_RE.data_ptr(), alignment=alignment,
+        capacity=-1 if capacity_rows is None else capacity_rows, base=out.base_RE.data_ptr(),
+        start=out.start_E.data_ptr(), kept=out.kept_E.data_ptr(), dropped=out.dropped_E.data_ptr(),
+        cut=out.cut_R.data_ptr(), num_rows=out.rows_R.data_ptr(), stream=_stream(device),
+    )  # fmt: skip
+    return out
+
+
+def assign_rows(
+    topk_idx_TK: torch.Tensor,
+    source_rank: int,
+    resolved: Resolved,
+    table: PlanTable,
+    *,
+    num_send: int,
+    split: int | None = None,
+) -> Assigned:
+    """Rows of every slot and the send order of one source rank's tokens.
+
+    Args:
+        num_send: S, positions in the send buffer (dense: at least the rank's tokens per rank, summed).
+        split: positions each destination owns, so that S = R * split; None packs destinations densely.
+    """
+    topk_idx_TK = _int32("topk_idx", topk_idx_TK, 2)
+    if num_send > INT32_MAX:
+        raise ArgumentError("num_send", num_send, f"at most {INT32_MAX} send positions")
+    device, (T, K) = topk_idx_TK.device, topk_idx_TK.shape
+    slots = [_ints(T, K, device=device) for _ in range(5)]
+    out = Assigned(*slots, _ints(num_send, device=device), _ints(table.num_ranks, device=device))
+    workspace = _workspace(table, device)
+    _C.assign_rows(
+        table.view(device), topk_idx=topk_idx_TK.data_ptr(), tokens=T, top_k=K,
+        base=resolved.base_RE[source_rank].data_ptr(), start=resolved.start_E.data_ptr(),
+        cut=resolved.cut_R.data_ptr(), split=-1 if split is None else split, num_send=num_send,
+        slot_row=out.slot_row.data_ptr(), slot_rank=out.slot_rank.data_ptr(), slot_send=out.slot_send.data_ptr(),
+        send_row=out.send_row.data_ptr(), send_rank=out.send_rank.data_ptr(), send_token=out.send_token.data_ptr(),
+        send_counts=out.send_counts.data_ptr(), workspace=workspace.data_ptr(), stream=_stream(device),
+    )  # fmt: skip
+    return out
+
+
+def pack_meta(assigned: Assigned, weights_TK: torch.Tensor | None) -> torch.Tensor:
+    """Row metadata in send order: int32 [S, 1 + K (+ K)] = token, row of each slot or -1 [, fp32 weight bits]."""
+    (T, K), S, device = assigned.slot_row.shape, assigned.send_token.shape[0], assigned.send_token.device
+    bits = None if weights_TK is None else weights_TK.contiguous().view(torch.int32)
+    meta = _ints(S, 1 + K * (1 if bits is None else 2), device=device)
+    _C.pack_meta(
+        slot_row=assigned.slot_row.data_ptr(), slot_send=assigned.slot_send.data_ptr(),
+        send_token=assigned.send_token.data_ptr(), weights=0 if bits is None else bits.data_ptr(), tokens=T, top_k=K,
+        num_send=S, meta=meta.data_ptr(), stream=_stream(device),
+    )  # fmt: skip
+    return meta
+
+
+def invert_rows(recv_rows_NK: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """The transpose of a row map: int32 [num_rows], n * K + k of the entry that fills the row, -1 for padding."""
+    recv_rows_NK = _int32("recv_rows", recv_rows_NK, 2)
+    if recv_rows_NK.numel() > INT32_MAX:
+        raise ArgumentError("recv_rows", tuple(recv_rows_NK.shape), f"at most {INT32_MAX} entries")
+    row_src = _ints(num_rows, device=recv_rows_NK.device)
+    _C.invert_rows(
+        rows=recv_rows_NK.data_ptr(), received=recv_rows_NK.shape[0], top_k=recv_rows_NK.shape[1], num_rows=num_rows,
+        row_src=row_src.data_ptr(), stream=_stream(recv_rows_NK.device),
+    )  # fmt: skip
+    return row_src
+
+
+def compact_rows(
+    rows_MK: torch.Tensor, num_compact: int, *, rows_rank_MK: torch.Tensor | None = None, rank: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keeps, in order, the rows that hold a token with a slot on `rank`.
+
+    Returns source [num_compact] (row of `rows_MK` behind each kept one, -1 tail) and the kept rows [num_compact, K]
+    with entries on other ranks set to -1. Without `rows_rank_MK` every entry >= 0 is on `rank`.
+    """
+    rows_MK = _int32("rows", rows_MK, 2)
+    device, (M, K) = rows_MK.device, rows_MK.shape
+    source, compact = _ints(num_compact, device=device), _ints(num_compact, K, device=device)
+    workspace = torch.empty(_C.plan_lanes(device.type == "cuda"), dtype=torch.int32, device=device)
+    _C.compact_rows(
+        rows=rows_MK.data_ptr(), rows_rank=0 if rows_rank_MK is None else rows_rank_MK.contiguous().data_ptr(),
+        rank=rank, padded=M, top_k=K, num_compact=num_compact, source=source.data_ptr(), compact=compact.data_ptr(),
+        workspace=workspace.data_ptr(), stream=_stream(device),
+    )  # fmt: skip
+    return source, compact
