@@ -1,0 +1,154 @@
+"""What `flexep doctor` finds out about a machine. Nothing is assumed: what is called usable was just used.
+
+Every finding is plain data for JSON. A usable thing is {"usable": True, "why_not": None}; a thing that is not says
+why.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+Finding = dict[str, Any]
+
+COMPILERS = {"c++": ("c++", "g++", "clang++"), "cmake": ("cmake",), "nvcc": ("nvcc",)}
+
+
+def usable(check: Callable[[], object]) -> Finding:
+    """Runs the check; whatever it raises is the reason why not."""
+    try:
+        check()
+    except Exception as error:  # a probe reports every failure, of libraries too, and never ends the report
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return {"usable": False, "why_not": lines[0]}
+    return {"usable": True, "why_not": None}
+
+
+def python() -> Finding:
+    return {"version": platform.python_version(), "executable": sys.executable}
+
+
+def torch_version() -> Finding:
+    """version and cuda (the CUDA it was built for, None in a CPU build); why_not if it does not import."""
+    try:
+        import torch
+    except ImportError as error:
+        return {"version": None, "cuda": None, "why_not": str(error)}
+    return {"version": torch.__version__, "cuda": torch.version.cuda, "why_not": None}
+
+
+def compilers() -> dict[str, Finding | None]:
+    """{"c++" | "cmake" | "nvcc": path and version, or None when it is not on PATH}."""
+    found: dict[str, Finding | None] = {}
+    for name, commands in COMPILERS.items():
+        path = next(filter(None, map(shutil.which, commands)), None)
+        found[name] = None if path is None else {"path": path, "version": _version(path)}
+    return found
+
+
+def _version(path: str) -> str | None:
+    """The last dotted number of the first line of --version that has one (nvcc gives its version on a later line)."""
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    for line in done.stdout.splitlines():
+        if numbers := re.findall(r"\d+(?:\.\d+)+", line):
+            return str(numbers[-1])
+    return None
+
+
+def built() -> Finding:
+    """cuda_archs and nvshmem of the compiled module; why_not if it does not load."""
+    try:
+        from flexep.build_info import build_info
+
+        info = build_info()
+    except (ImportError, RuntimeError) as error:
+        return {"cuda_archs": [], "nvshmem": False, "why_not": str(error)}
+    return {"cuda_archs": list(info.cuda_archs), "nvshmem": info.nvshmem, "why_not": None}
+
+
+def gpus() -> list[Finding]:
+    """Name, compute capability and memory (bytes) of every GPU that torch sees."""
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        capability = f"{properties.major}.{properties.minor}"
+        found.append({"name": properties.name, "capability": capability, "memory": properties.total_memory})
+    return found
+
+
+def peer_access() -> list[list[bool]]:
+    """[i][j]: whether GPU i can reach GPU j's memory; a GPU reaches its own."""
+    import torch
+
+    count = torch.cuda.device_count()
+    return [[i == j or torch.cuda.can_device_access_peer(i, j) for j in range(count)] for i in range(count)]
+
+
+def transports() -> dict[str, Finding]:
+    return {
+        "process_group:gloo": usable(_use_gloo),
+        "process_group:nccl": usable(_use_nccl),
+        "local": usable(_use_local),
+    }
+
+
+def dispatchers() -> dict[str, Finding]:
+    """Every back end of the package, tried on two ranks of this process."""
+    from flexep.dispatchers import BACKENDS
+
+    return {name: usable(lambda name=name: _use_dispatcher(name)) for name in BACKENDS}
+
+
+def _use_gloo() -> None:
+    import torch
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_gloo_available()):
+        raise RuntimeError("this torch was built without gloo")
+    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=30))
+    group.allreduce([torch.ones(1)]).wait()
+
+
+def _use_nccl() -> None:
+    import torch
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_nccl_available()):
+        raise RuntimeError("this torch was built without NCCL")
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch finds no CUDA GPU")
+    group = dist.ProcessGroupNCCL(dist.HashStore(), 0, 1, timedelta(seconds=30))
+    group.allreduce([torch.ones(1, device="cuda")]).wait()
+    torch.cuda.synchronize()
+
+
+def _use_local() -> None:
+    from flexep import Group
+
+    group = Group.local(2)
+    group.close()
+
+
+def _use_dispatcher(name: str) -> None:
+    import torch
+    from flexep import Dispatcher, Group
+
+    ranks, tokens, hidden = 2, 3, 8
+    x_RTH = [torch.full((tokens, hidden), float(rank + 1), dtype=torch.bfloat16) for rank in range(ranks)]
+    topk_RTK = [torch.tensor([[0], [1], [0]]) for _ in range(ranks)]
+    group = Group.local(ranks)
+    shape = {"num_experts": ranks, "hidden": hidden, "top_k": 1, "max_tokens": tokens}
+    with Dispatcher(group, **shape, backend=name) as dispatcher:
+        arrived = dispatcher.dispatch(x_RTH, topk_RTK)
+        z_RTH = dispatcher.combine([r.x for r in arrived], [r.handle for r in arrived])
+    group.close()
+    if not all(torch.equal(z_TH, x_TH) for z_TH, x_TH in zip(z_RTH, x_RTH, strict=True)):
+        raise RuntimeError("rows sent to an expert and back came back changed")

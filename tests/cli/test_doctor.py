@@ -1,0 +1,115 @@
+"""`flexep doctor` as a user runs it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from flexep.cli import _probe
+from flexep.cli._handle_kinds import AllocationProperties
+
+
+def flexep(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flexep", *arguments]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "200", **environment},
+    )
+
+
+def test_json_on_standard_output_is_the_whole_report() -> None:
+    done = flexep("doctor", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["python"]["version"] == ".".join(map(str, sys.version_info[:3]))
+    assert report["torch"]["version"] == torch.__version__
+    assert report["compilers"].keys() == {"c++", "cmake", "nvcc"}
+    assert report["built"].keys() == {"cuda_archs", "nvshmem", "why_not"}
+    assert len(report["gpus"]) == torch.cuda.device_count()
+    assert [len(row) for row in report["peer_access"]] == [len(report["gpus"])] * len(report["gpus"])
+    assert report["handle_kinds"].keys() == {"posix_fd", "fabric", "legacy_ipc"}
+    assert report["dispatchers"].keys() == {"allgather", "alltoall"}
+    assert report["transports"].keys() == {"process_group:gloo", "process_group:nccl", "local"}
+    for part in ("handle_kinds", "dispatchers", "transports"):
+        for found in report[part].values():
+            assert found["usable"] == (found["why_not"] is None)
+    for name in ("allgather", "alltoall"):
+        assert report["dispatchers"][name]["usable"], report["dispatchers"][name]
+    assert report["transports"]["local"]["usable"]
+    assert report["transports"]["process_group:gloo"]["usable"]
+    assert report["transports"]["process_group:nccl"]["usable"] == torch.cuda.is_available()
+    # People still get their tables, beside the JSON and not in it.
+    assert "dispatcher alltoall" in done.stderr
+
+
+def test_json_to_a_file_leaves_the_tables_on_standard_output(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "doctor.json"
+    done = flexep("doctor", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    assert "dispatcher alltoall" in done.stdout
+    assert json.loads(path.read_text())["platform"]
+
+
+def test_a_machine_that_runs_nothing_exits_1_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('planted: torch is broken')")
+    done = flexep("doctor", "--json", "-", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert report["torch"]["version"] is None
+    assert report["torch"]["why_not"] == "planted: torch is broken"
+    assert not any(found["usable"] for found in report["dispatchers"].values())
+    assert "planted: torch is broken" in done.stderr
+
+
+def test_help_and_version_are_quick_and_load_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise AssertionError('torch was imported')")
+    began = time.monotonic()
+    done = flexep("--help", PYTHONPATH=str(tmp_path))
+    seconds = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    assert "doctor" in done.stdout
+    assert seconds < 5, "one second on a quiet machine"
+    assert flexep("--version", PYTHONPATH=str(tmp_path)).stdout.startswith("flexep ")
+
+
+def test_unknown_command_is_bad_usage() -> None:
+    assert flexep("heal").returncode == 2
+
+
+def test_a_probe_reports_the_reason() -> None:
+    def fail() -> None:
+        raise RuntimeError("first line\nsecond line")
+
+    assert _probe.usable(fail) == {"usable": False, "why_not": "first line"}
+    assert _probe.usable(lambda: None) == {"usable": True, "why_not": None}
+
+
+def test_a_dispatcher_that_does_not_exist_is_not_usable() -> None:
+    assert not _probe.usable(lambda: _probe._use_dispatcher("carrier_pigeon"))["usable"]
+
+
+def test_allocation_properties_have_the_layout_of_the_driver() -> None:
+    # CUmemAllocationProp: two enums, a location of two ints, a pointer, eight bytes.
+    import ctypes
+
+    assert ctypes.sizeof(AllocationProperties) == 32
+    assert AllocationProperties.location_type.offset == 8
+    assert AllocationProperties.flags.offset == 24
+
+
+@pytest.mark.gpu
+def test_gpu_machine() -> None:
+    report = json.loads(flexep("doctor", "--json", "-").stdout)
+    assert report["gpus"][0]["memory"] > 0
+    assert report["transports"]["process_group:nccl"]["usable"]
+    assert any(found["usable"] for found in report["handle_kinds"].values())

@@ -1,0 +1,37 @@
+"""The files that describe the build agree with each other."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import flexep
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_presets_are_the_build_manual() -> None:
+    presets = json.loads((ROOT / "CMakePresets.json").read_text())
+    named = {preset["name"] for preset in presets["configurePresets"] if not preset.get("hidden")}
+    assert named == {"cpu", "cuda-sm90a", "asan", "tsan"}
+    assert {preset["configurePreset"] for preset in presets["buildPresets"]} == named
+
+
+def test_constraints_pin_every_direct_dependency_but_torch() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    lists = re.findall(r"^(?:dependencies|plot|dev) = \[(.*?)\]", project, re.MULTILINE | re.DOTALL)
+    assert len(lists) == 3
+    wanted = {re.split(r"[\[>=]", name)[0] for text in lists for name in re.findall(r'"(.*?)"', text)}
+    pinned = {
+        line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+    }
+    normal = {name.lower().replace("_", "-") for name in pinned}
+    assert wanted - normal == {"torch", "flexep"}
+
+
+def test_installed_script_reports_the_version() -> None:
+    script = ROOT / ".venv" / "bin" / "flexep"
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == f"flexep {flexep.__version__}"
