@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.resolve()
 
 
 class CMakeBuild(build_ext):
-    """Builds flexep._C with CMake and Ninja: in place for a development install, else into the wheel's tree."""
+    """Builds flexep._C with CMake and Ninja: in place for development, else into the wheel's tree."""
 
     def run(self) -> None:
         if self.inplace or self.editable_mode:

@@ -1,4 +1,4 @@
-"""What all tests share: reproducible random cases and few threads, since rank pools start processes of their own."""
+"""What all tests share: reproducible random cases, and few threads because rank pools start processes."""
 
 from __future__ import annotations
 

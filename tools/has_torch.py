@@ -1,4 +1,4 @@
-"""Exit 0 if this interpreter imports a torch that FlexEP supports (2.10 or newer), else 1. Standard library only."""
+"""Exit 0 if this interpreter imports a torch that FlexEP supports (2.10 or newer), else 1."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ HEADER = "# Written by `make stubs` from the compiled module; do not edit.\n"
 
 
 def stub_text() -> str:
-    """The stub of the flexep._C that this interpreter imports: mypy's stubgen reads the bindings' own signatures."""
+    """The stub of the flexep._C that this interpreter imports, from the signatures that its bindings state."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "mypy.stubgen", "--quiet", "-m", "flexep._C", "-o", folder]
         subprocess.run(command, check=True)

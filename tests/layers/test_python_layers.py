@@ -1,6 +1,6 @@
-"""Rules between Python rooms that the layers contract in pyproject.toml cannot say; read from the syntax trees.
+"""Rules between Python rooms that the layers contract in pyproject.toml cannot say, read from syntax trees.
 
-The contract itself (`lint-imports`) runs here too, once on the tree and once on a copy with a planted violation.
+The contract itself (`lint-imports`) runs here too, on the tree and on a copy with a planted violation.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def test_allowed_imports_pass() -> None:
 
 
 def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
-    code = "import sys; sys.path.insert(0, 'python'); from importlinter.cli import lint_imports_command as run; run()"
+    code = "import sys; sys.path.insert(0, 'python'); from importlinter.cli import lint_imports_command; "
+    code += "lint_imports_command()"
     command = [sys.executable, "-c", code, "--no-cache"]
     return subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=120)
 

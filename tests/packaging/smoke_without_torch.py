@@ -1,4 +1,4 @@
-"""Run by .ci/run in an environment that holds the wheel and nothing else: the compiled part imports without torch."""
+"""Run by .ci/run where the wheel and nothing else is installed: the compiled part imports without torch."""
 
 from __future__ import annotations
 

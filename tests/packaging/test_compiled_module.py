@@ -22,7 +22,7 @@ unwanted = [name for name in libraries if name.startswith(("libcuda.so", "libcud
 assert not unwanted, unwanted
 """
 
-# c++ and c runtimes: the same list on x86-64 and aarch64, with glibc before and after it swallowed libpthread.
+# The C++ and C runtimes, of x86-64 and aarch64, and of a glibc that still has libpthread apart.
 RUNTIMES = (
     "libstdc++.so",
     "libgcc_s.so",

@@ -1,8 +1,8 @@
 """Which kinds of handle the driver gives out for device memory, found by asking it for one of each.
 
-Peer memory between processes needs one of them: a POSIX file descriptor (one host), a fabric handle (an NVLink
-domain of several hosts) or a legacy IPC handle (one host, cudaMalloc memory). A device attribute only says what the
-hardware could do; a fabric handle also needs a running service, so each kind is really exported once.
+Peer memory between processes needs one of them: a POSIX file descriptor (one host), a fabric handle (an
+NVLink domain of several hosts) or a legacy IPC handle (one host, cudaMalloc memory). A device attribute only
+says what the hardware could do; a fabric handle also needs a running service, so each kind is really exported.
 The driver is loaded by name at run time; a machine without one gets the reason.
 """
 
@@ -25,7 +25,7 @@ HANDLE_BYTES = 64  # sizeof(CUmemFabricHandle) and sizeof(CUipcMemHandle)
 
 
 class AllocationProperties(ctypes.Structure):
-    """CUmemAllocationProp: type, handle kinds, location {type, id}, a Windows pointer, eight bytes of flags."""
+    """CUmemAllocationProp: type, handle kinds, location {type, id}, a Windows pointer, 8 bytes of flags."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -38,8 +38,8 @@ class AllocationProperties(ctypes.Structure):
 
 
 class Driver:
-    """The CUDA driver with the primary context of GPU 0 current; calls raise RuntimeError with the driver's name
-    for the error."""
+    """The CUDA driver with the primary context of GPU 0 current. A call that fails raises RuntimeError with the
+    driver's name for the error."""
 
     def __init__(self) -> None:
         try:

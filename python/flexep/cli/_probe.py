@@ -1,7 +1,6 @@
 """What `flexep doctor` finds out about a machine. Nothing is assumed: what is called usable was just used.
 
-Every finding is plain data for JSON. A usable thing is {"usable": True, "why_not": None}; a thing that is not says
-why.
+Every finding is plain data for JSON. A usable thing is {"usable": True, "why_not": None}; one that is not says why.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def compilers() -> dict[str, Finding | None]:
 
 
 def _version(path: str) -> str | None:
-    """The last dotted number of the first line of --version that has one (nvcc gives its version on a later line)."""
+    """The last dotted number of the first line of --version that has one (nvcc's comes after a few lines)."""
     done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
     for line in done.stdout.splitlines():
         if numbers := re.findall(r"\d+(?:\.\d+)+", line):
@@ -139,6 +138,7 @@ def _use_local() -> None:
 
 def _use_dispatcher(name: str) -> None:
     import torch
+
     from flexep import Dispatcher, Group
 
     ranks, tokens, hidden = 2, 3, 8

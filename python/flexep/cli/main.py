@@ -1,7 +1,7 @@
 """The `flexep` command. Each command lives in a file of its own with `register(app)`.
 
-Those files import torch and the rest of the package inside their functions, so that `--help` is instant and works
-where the rest does not load.
+Those files import torch and the rest of the package inside their functions, so that `--help` is instant and
+works where the rest does not load.
 """
 
 from __future__ import annotations
