@@ -1,7 +1,93 @@
+#include <pybind11/stl.h>
+
+#include "base/isa.h"
 #include "bind/bind.h"
+#include "ops/rows.h"
+
+namespace py = pybind11;
 
 namespace flexep {
+namespace {
 
-void bind_ops(pybind11::module_&) {}
+using Address = std::uintptr_t;  // 0 is "not given"
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+/// (address, bytes between rows, dtype code)
+using Rows = std::tuple<Address, std::int64_t, int>;
+
+RowsIn rows_in(const Rows& rows) {
+  return {at<const void>(std::get<0>(rows)), std::get<1>(rows), static_cast<DType>(std::get<2>(rows))};
+}
+
+}  // namespace
+
+void bind_ops(py::module_& m) {
+  const py::call_guard<py::gil_scoped_release> released;
+
+  m.def("isa_names", &isa_names, "Vector paths that this build holds and this CPU runs, slowest first.");
+  m.def("set_isa", &set_isa, py::arg("name"),
+        "Choose the vector path for this process; returns the one it replaces.");
+
+  m.def(
+      "first_outside",
+      [](Address values, std::int64_t count, std::int32_t low, std::int32_t high) {
+        return first_outside(at<const std::int32_t>(values), count, low, high);
+      },
+      py::arg("values"), py::arg("count"), py::arg("low"), py::arg("high"), released);
+
+  m.def(
+      "gather_rows",
+      [](Address out, const Rows& src, Address idx, Address weights, std::int64_t rows, std::int64_t hidden,
+         int threads) {
+        gather_rows(at<void>(out), rows_in(src), at<const std::int32_t>(idx), at<const float>(weights), rows,
+                    hidden, threads);
+      },
+      py::arg("out"), py::arg("src"), py::arg("idx"), py::arg("weights"), py::arg("rows"), py::arg("hidden"),
+      py::arg("threads"), released);
+
+  m.def(
+      "expand_rows",
+      [](Address out, const Rows& src, Address row_map, Address row_src, Address weights, std::int64_t tokens,
+         std::int64_t top_k, std::int64_t rows, std::int64_t hidden, int threads) {
+        expand_rows(at<void>(out), rows_in(src), at<const std::int32_t>(row_map),
+                    at<const std::int32_t>(row_src), at<const float>(weights), tokens, top_k, rows, hidden,
+                    threads);
+      },
+      py::arg("out"), py::arg("src"), py::arg("row_map"), py::arg("row_src"), py::arg("weights"),
+      py::arg("tokens"), py::arg("top_k"), py::arg("rows"), py::arg("hidden"), py::arg("threads"), released);
+
+  m.def(
+      "reduce_rows",
+      [](Address out, int out_dtype, const Rows& src, Address idx, Address weights, Address groups,
+         int group_dtype, bool sort, std::int64_t tokens, std::int64_t top_k, std::int64_t hidden,
+         int threads) {
+        const ReduceArgs args{rows_in(src),
+                              at<const std::int32_t>(idx),
+                              at<const float>(weights),
+                              at<const std::int32_t>(groups),
+                              static_cast<DType>(group_dtype),
+                              sort,
+                              tokens,
+                              top_k,
+                              hidden};
+        reduce_rows(at<void>(out), static_cast<DType>(out_dtype), args, threads);
+      },
+      py::arg("out"), py::arg("out_dtype"), py::arg("src"), py::arg("idx"), py::arg("weights"),
+      py::arg("groups"), py::arg("group_dtype"), py::arg("sort"), py::arg("tokens"), py::arg("top_k"),
+      py::arg("hidden"), py::arg("threads"), released);
+
+  m.def(
+      "dot_rows",
+      [](Address out, const Rows& a, const Rows& b, Address idx, std::int64_t rows, std::int64_t hidden,
+         int threads) {
+        dot_rows(at<float>(out), rows_in(a), rows_in(b), at<const std::int32_t>(idx), rows, hidden, threads);
+      },
+      py::arg("out"), py::arg("a"), py::arg("b"), py::arg("idx"), py::arg("rows"), py::arg("hidden"),
+      py::arg("threads"), released);
+}
 
 }  // namespace flexep

@@ -1,0 +1,80 @@
+"""Loops that say what the operations mean, one row at a time; and the comparison that all tests here use."""
+
+from __future__ import annotations
+
+import torch
+
+
+def assert_bits(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Equal shapes, dtypes and bits; a NaN equals any NaN."""
+    assert got.dtype == want.dtype and got.shape == want.shape, (got.dtype, got.shape, want.dtype, want.shape)
+    ints = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
+    same = got.contiguous().view(ints) == want.contiguous().view(ints)
+    if got.is_floating_point():
+        same |= got.isnan() & want.isnan()
+    bad = (~same).nonzero()
+    assert bad.shape[0] == 0, (
+        f"{bad.shape[0]} elements differ, first at {bad[0].tolist()}: {got[tuple(bad[0])]} != {want[tuple(bad[0])]}"
+    )
+
+
+def loop_gather(src: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    out = torch.zeros(idx.shape[0], src.shape[1], dtype=src.dtype)
+    for n, row in enumerate(idx.tolist()):
+        if row >= 0:
+            out[n] = src[row] if weights is None else (weights[n] * src[row].float()).to(src.dtype)
+    return out
+
+
+def loop_reduce(
+    src: torch.Tensor,
+    idx: torch.Tensor,
+    weights: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    sort: bool,
+    groups: torch.Tensor | None = None,
+    group_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    out = torch.zeros(idx.shape[0], src.shape[1], dtype=out_dtype)
+    for t, entries in enumerate(idx.tolist()):
+        visits = [(row, k) for k, row in enumerate(entries) if row >= 0]
+        visits = sorted(visits) if sort else visits
+        runs: list[list[torch.Tensor]] = []
+        last = None
+        for row, k in visits:
+            term = src[row].float() if weights is None else weights[t, k] * src[row].float()
+            group = None if groups is None else groups[t, k].item()
+            if not runs or group != last:
+                runs.append([])
+            runs[-1].append(term)
+            last = group
+        parts = [_sum(run) for run in runs]
+        if group_dtype is not None:
+            parts = [part.to(group_dtype).float() for part in parts]
+        if parts:
+            out[t] = _sum(parts).to(out_dtype)
+    return out
+
+
+def _sum(terms: list[torch.Tensor]) -> torch.Tensor:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def loop_dot(a: torch.Tensor, b: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
+    """The 32 lanes and the tree of csrc/ops/rows.h."""
+    out = torch.zeros(a.shape[0])
+    for m, row in enumerate(idx.tolist()):
+        if row < 0:
+            continue
+        product = a[m].float() * b[row].float()
+        product = torch.nn.functional.pad(product, (0, -product.numel() % 32)).view(-1, 32)
+        lanes = torch.zeros(32)
+        for step in product:
+            lanes = lanes + step
+        for half in (16, 8, 4, 2, 1):
+            lanes = lanes[:half] + lanes[half : 2 * half]
+        out[m] = lanes[0]
+    return out
