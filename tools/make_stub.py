@@ -11,10 +11,10 @@ HEADER = "# Written by `make stubs` from the compiled module; do not edit.\n"
 
 
 def stub_text() -> str:
-    """The stub of the flexep._C that this interpreter imports, from the signatures that its bindings state."""
+    """The stub of the flexep._C that this interpreter imports, from the signatures of its bindings."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "mypy.stubgen", "--quiet", "-m", "flexep._C", "-o", folder]
-        subprocess.run(command, check=True)
+        code = "from mypy.stubgen import main; main()"
+        subprocess.run([sys.executable, "-c", code, "--quiet", "-m", "flexep._C", "-o", folder], check=True)
         return HEADER + (Path(folder) / "flexep" / "_C.pyi").read_text()
 
 

@@ -2,7 +2,7 @@
 
 Peer memory between processes needs one of them: a POSIX file descriptor (one host), a fabric handle (an
 NVLink domain of several hosts) or a legacy IPC handle (one host, cudaMalloc memory). A device attribute only
-says what the hardware could do; a fabric handle also needs a running service, so each kind is really exported.
+says what the hardware could do; a fabric handle also needs a running service, so each kind is exported once.
 The driver is loaded by name at run time; a machine without one gets the reason.
 """
 
@@ -38,8 +38,10 @@ class AllocationProperties(ctypes.Structure):
 
 
 class Driver:
-    """The CUDA driver with the primary context of GPU 0 current. A call that fails raises RuntimeError with the
-    driver's name for the error."""
+    """The CUDA driver with the primary context of GPU 0 current.
+
+    A call that fails raises RuntimeError with the driver's name for the error.
+    """
 
     def __init__(self) -> None:
         try:

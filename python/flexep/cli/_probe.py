@@ -1,6 +1,6 @@
 """What `flexep doctor` finds out about a machine. Nothing is assumed: what is called usable was just used.
 
-Every finding is plain data for JSON. A usable thing is {"usable": True, "why_not": None}; one that is not says why.
+Every finding is plain data for JSON. A usable thing is {"usable": True, "why_not": None}; others say why.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 Finding = dict[str, Any]
@@ -103,13 +104,13 @@ def dispatchers() -> dict[str, Finding]:
     """Every back end of the package, tried on two ranks of this process."""
     from flexep.dispatchers import BACKENDS
 
-    return {name: usable(lambda name=name: _use_dispatcher(name)) for name in BACKENDS}
+    return {name: usable(partial(_use_dispatcher, name)) for name in BACKENDS}
 
 
 def _use_gloo() -> None:
     import torch
-    import torch.distributed as dist
 
+    dist: Any = torch.distributed  # its annotations lack the process groups' own methods
     if not (dist.is_available() and dist.is_gloo_available()):
         raise RuntimeError("this torch was built without gloo")
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=30))
@@ -118,13 +119,13 @@ def _use_gloo() -> None:
 
 def _use_nccl() -> None:
     import torch
-    import torch.distributed as dist
 
+    dist: Any = torch.distributed
     if not (dist.is_available() and dist.is_nccl_available()):
         raise RuntimeError("this torch was built without NCCL")
     if not torch.cuda.is_available():
         raise RuntimeError("torch finds no CUDA GPU")
-    group = dist.ProcessGroupNCCL(dist.HashStore(), 0, 1, timedelta(seconds=30))
+    group = dist.ProcessGroupNCCL(dist.HashStore(), 0, 1, dist.ProcessGroupNCCL.Options())
     group.allreduce([torch.ones(1, device="cuda")]).wait()
     torch.cuda.synchronize()
 
