@@ -15,7 +15,14 @@ def stub_text() -> str:
     with tempfile.TemporaryDirectory() as folder:
         code = "from mypy.stubgen import main; main()"
         subprocess.run([sys.executable, "-c", code, "--quiet", "-m", "flexep._C", "-o", folder], check=True)
-        return HEADER + (Path(folder) / "flexep" / "_C.pyi").read_text()
+        text = (Path(folder) / "flexep" / "_C.pyi").read_text()
+    # pybind11 spells an int argument so; the one caller, flexep._native, passes ints.
+    text = text.replace("typing.SupportsInt | typing.SupportsIndex", "int")
+    if "typing." not in text:
+        text = text.replace("import typing\n", "")
+    formatter = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "_C.pyi", "-"]
+    formatted = subprocess.run(formatter, input=text, capture_output=True, text=True, check=True).stdout
+    return HEADER + formatted
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def breaches(room: str, text: str) -> list[str]:
             and parts[:2] != ["flexep", "ref"]
         ):
             found.append(f"{name}: the oracle imports torch alone")
-        private = [part for part in parts[1:] if part.startswith("_")]
+        private = [part for part in parts[1:] if part.startswith("_") and not part.endswith("__")]
         if room in ("cli", "testing") and parts[0] == "flexep" and parts[1] != room and private:
             found.append(f"{name}: {room} uses public names only")
     return found

@@ -76,7 +76,7 @@ import sys
 sys.modules["flexep._C"] = None
 from flexep.errors import NotBuilt
 try:
-    import flexep._native
+    import flexep._native._load
 except NotBuilt as error:
     print(error)
 """
