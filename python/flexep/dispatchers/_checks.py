@@ -1,0 +1,74 @@
+"""What dispatch and combine refuse, by argument and value, before anything moves."""
+
+from __future__ import annotations
+
+import torch
+
+from flexep.config import DispatcherConfig
+from flexep.errors import ArgumentError, HandleMismatch
+from flexep.types import HANDLE_VERSION, Handle
+
+
+def check_tensor(
+    name: str, value: object, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...], device: torch.device
+) -> torch.Tensor:
+    """A dense tensor of the given shape (None: any), dtype, device and row stride 1, or ArgumentError."""
+    if not isinstance(value, torch.Tensor):
+        raise ArgumentError(name, type(value).__name__, "a torch.Tensor")
+    if value.dtype not in dtypes:
+        raise ArgumentError(f"{name}.dtype", value.dtype, " or ".join(map(str, dtypes)))
+    if value.device.type != device.type or (device.index is not None and value.device != device):
+        raise ArgumentError(f"{name}.device", str(value.device), str(device))
+    fits = value.dim() == len(shape) and all(want in (None, have) for want, have in zip(shape, value.shape, strict=True))
+    if not fits:
+        wanted = ", ".join("any" if n is None else str(n) for n in shape)
+        raise ArgumentError(f"{name}.shape", tuple(value.shape), f"({wanted})")
+    if not value.is_contiguous():
+        raise ArgumentError(f"{name}.stride()", value.stride(), "a contiguous tensor; call .contiguous()")
+    return value
+
+
+def check_x(x: object, config: DispatcherConfig, device: torch.device, num_tokens: int | None = None) -> torch.Tensor:
+    """x: [T, H] of the dispatcher's dtype with T <= max_tokens, or exactly a handle's T."""
+    tensor = check_tensor("x", x, (num_tokens, config.hidden), (config.dtype,), device)
+    if tensor.shape[0] > config.max_tokens:
+        raise ArgumentError("x.shape[0]", tensor.shape[0], f"at most max_tokens = {config.max_tokens}")
+    return tensor
+
+
+def check_topk_idx(topk_idx: object, config: DispatcherConfig, device: torch.device, num_tokens: int) -> torch.Tensor:
+    """Expert ids [T, K], int32 or int64; returned as int32. Their range is checked by `find_bad_routing`."""
+    shape = (num_tokens, config.top_k)
+    tensor = check_tensor("topk_idx", topk_idx, shape, (torch.int64, torch.int32), device)
+    if tensor.dtype == torch.int64:  # an id outside int32 must not wrap into range
+        tensor = tensor.clamp(-2, config.num_experts)
+    return tensor.to(torch.int32)
+
+
+def bad_routing(topk_idx: torch.Tensor, topk_weights: torch.Tensor | None, num_experts: int) -> torch.Tensor:
+    """Scalar bool tensor: an expert id out of [-1, E), or a weight that is NaN. No host wait."""
+    bad = ((topk_idx < -1) | (topk_idx >= num_experts)).any()
+    return bad if topk_weights is None else bad | topk_weights.isnan().any()
+
+
+def raise_bad_routing(topk_idx: torch.Tensor, topk_weights: torch.Tensor | None, num_experts: int) -> None:
+    """Raises ArgumentError naming the first offending value, if there is one. Waits for the device."""
+    outside = topk_idx[(topk_idx < -1) | (topk_idx >= num_experts)]
+    if outside.numel():
+        raise ArgumentError("topk_idx", int(outside[0]), f"expert ids in [0, {num_experts}), or -1 for an empty slot")
+    if topk_weights is not None and bool(topk_weights.isnan().any()):
+        at = topk_weights.isnan().nonzero()[0].tolist()
+        raise ArgumentError("topk_weights", float("nan"), f"numbers (token {at[0]}, slot {at[1]} is NaN)")
+
+
+def check_handle(handle: object, dispatcher_id: str, rank: int) -> Handle:
+    """A handle that this dispatcher made for this rank, or HandleMismatch."""
+    if not isinstance(handle, Handle):
+        raise ArgumentError("handle", type(handle).__name__, "the handle of a dispatch")
+    if handle.version != HANDLE_VERSION:
+        raise HandleMismatch(f"handle version {handle.version}, this FlexEP makes and reads version {HANDLE_VERSION}")
+    if handle.dispatcher_id != dispatcher_id:
+        raise HandleMismatch(f"this handle was made by {handle.dispatcher_id}; this is {dispatcher_id}")
+    if handle.rank != rank:
+        raise HandleMismatch(f"this handle belongs to rank {handle.rank}, not to rank {rank}")
+    return handle

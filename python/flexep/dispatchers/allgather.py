@@ -1,0 +1,172 @@
+"""All-gather: every token goes to every rank, and each keeps what its experts need.
+
+Each rank sees all expert ids, so it plans for every source alone and no metadata travels. Combine gathers partial
+rows and adds them in rank order; `reduction="fast"` reduce-scatters them instead, outside the bitwise promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from flexep._native.plan import Assigned, Resolved, assign_rows, compact_rows, count_slots, invert_rows, resolve
+from flexep.dispatchers.backend import Backend, Planned, Published, Tensors, only_here
+from flexep.indexing import entry_index, take, take_rows
+from flexep.ops.rows import gather_rows
+from flexep.types import MemoryPlan, Route
+
+
+class AllGather(Backend):
+    """Right for small groups and large top-k, where most tokens go nearly everywhere anyway."""
+
+    name = "allgather"
+
+    def publish(self, topk_idx: torch.Tensor) -> torch.Tensor:
+        return topk_idx.new_empty(0)  # the expert ids themselves are gathered in `plan`
+
+    def plan(self, topk_idx: Tensors, topk_weights: Tensors | None, published: Published) -> list[Planned]:
+        static = self.config.capacity_rows is not None
+        most = self.config.max_tokens if static or published.num_tokens is None else max(published.num_tokens)
+        gathered_idx = self.collectives.all_gather([_pad(i, most, -1) for i in topk_idx], "dispatch.meta")
+        gathered_weights: list[torch.Tensor] | list[None] = [None] * len(topk_idx)
+        if topk_weights is not None:
+            gathered_weights = self.collectives.all_gather([_pad(w, most, 0) for w in topk_weights], "dispatch.meta")
+        shared = self._plan_all(gathered_idx[0], most)  # the same on every rank of this process
+        return [
+            self._route(rank, idx.shape[0], most, shared, weights)
+            for rank, idx, weights in zip(self.group.hosted, topk_idx, gathered_weights, strict=True)
+        ]
+
+    def _plan_all(self, idx: torch.Tensor, most: int) -> tuple[Resolved, list[Assigned], torch.Tensor, list[int]]:
+        """Layout, every source's assignment, tokens from each source to each rank [R, R], and rows kept a rank."""
+        R, static = self.group.size, self.config.capacity_rows is not None
+        by_source = idx.view(R, most, -1)
+        counts = [count_slots(by_source[s], self.table) for s in range(R)]
+        counts_RE = torch.stack([c for c, _ in counts])
+        resolved = resolve(counts_RE, self.table, self.config.alignment, self.config.capacity_rows)
+        assigned = [
+            assign_rows(by_source[s], s, resolved, self.table, num_send=R * most, split=most) for s in range(R)
+        ]
+        sent_RR = torch.stack([a.send_counts for a in assigned])
+        if static:
+            assert self.config.capacity_rows is not None
+            kept = [min(R * self.config.max_tokens, self.config.capacity_rows)] * R
+        else:
+            kept = sent_RR.sum(0).tolist()
+        return resolved, assigned, sent_RR, kept
+
+    def _route(
+        self,
+        rank: int,
+        num_tokens: int,
+        most: int,
+        shared: tuple[Resolved, list[Assigned], torch.Tensor, list[int]],
+        weights: torch.Tensor | None,
+    ) -> Planned:
+        resolved, assigned, sent_RR, kept = shared
+        capacity = self.config.capacity_rows
+        num_rows = int(resolved.rows_R[rank]) if capacity is None else capacity
+        recv_token, part_rows = compact_rows(
+            torch.cat([a.slot_row for a in assigned]),
+            kept[rank],
+            rows_rank_MK=torch.cat([a.slot_rank for a in assigned]),
+            rank=rank,
+        )
+        row_src = invert_rows(part_rows, num_rows)
+        part = row_src.div(part_rows.shape[1], rounding_mode="floor")
+        mine = assigned[rank]
+        # A partial row of token i for rank r stands, in the gathered buffer, behind those of lower sources:
+        # the rank's block, plus what lower sources sent there, plus the token's place in this source's own list.
+        below_R = (sent_RR.cumsum(0) - sent_RR)[rank].to(torch.int32)
+        home_rank = mine.send_rank[:num_tokens].contiguous()
+        block = max(kept)
+        shift_R = torch.arange(self.group.size, dtype=torch.int32, device=below_R.device) * (block - most) + below_R
+        route = Route(
+            num_tokens=num_tokens,
+            num_rows=num_rows,
+            num_flat=kept[rank],
+            part_rows=part_rows,
+            row_src=row_src,
+            row_buffer=take(recv_token, part, -1),
+            flat_buffer=recv_token,
+            flat_part=None,
+            part_flat=None,
+            home_row=_shifted(mine.send_row[:num_tokens], home_rank, shift_R),
+            home_rank=home_rank,
+            home_slot=_shifted(mine.slot_send[:num_tokens], mine.slot_rank[:num_tokens], shift_R),
+            gather_rows=(most, block),
+        )
+        if weights is None:
+            return Planned(route, resolved, None)
+        return Planned(route, resolved, only_here(take_rows(weights, recv_token, 0.0), part_rows))
+
+    def deliver(self, routes: Sequence[Route], rows: Tensors, op: str) -> list[torch.Tensor]:
+        return self.collectives.all_gather([_pad(x, r.gather_rows[0], 0) for x, r in zip(rows, routes, strict=True)], op)
+
+    def collect(
+        self, routes: Sequence[Route], partials: Tensors, group_dtype: torch.dtype, out_dtype: torch.dtype, op: str
+    ) -> list[torch.Tensor]:
+        if self.config.reduction == "fast":
+            return self._collect_fast(routes, partials, out_dtype, op)
+        return [
+            self.add_home(home, route, group_dtype, out_dtype)
+            for home, route in zip(self._gather_parts(routes, partials, op), routes, strict=True)
+        ]
+
+    def _collect_fast(
+        self, routes: Sequence[Route], partials: Tensors, out_dtype: torch.dtype, op: str
+    ) -> list[torch.Tensor]:
+        spread = []
+        for partial, route in zip(partials, routes, strict=True):
+            assert route.flat_buffer is not None
+            part_of_token = invert_rows(route.flat_buffer[:, None], self.group.size * route.gather_rows[0])
+            spread.append(gather_rows(partial, part_of_token))
+        return [
+            total[: route.num_tokens].to(out_dtype)
+            for total, route in zip(self.collectives.reduce_scatter(spread, op), routes, strict=True)
+        ]
+
+    def deliver_slots(self, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
+        gathered = self.deliver(routes, values, op)
+        out = []
+        for value, route in zip(gathered, routes, strict=True):
+            assert route.flat_buffer is not None
+            out.append(only_here(take_rows(value, route.flat_buffer, 0.0), route.part_rows))
+        return out
+
+    def collect_slots(self, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
+        return [
+            take(home.flatten(), entry_index(route.home_slot, home.shape[1]), 0.0)
+            for home, route in zip(self._gather_parts(routes, values, op), routes, strict=True)
+        ]
+
+    def _gather_parts(self, routes: Sequence[Route], partials: Tensors, op: str) -> list[torch.Tensor]:
+        return self.collectives.all_gather(
+            [_pad(p, route.gather_rows[1], 0) for p, route in zip(partials, routes, strict=True)], op
+        )
+
+    def memory_plan(self) -> MemoryPlan:
+        config, R = self.config, self.group.size
+        tokens = R * config.max_tokens
+        parts = R * (tokens if config.capacity_rows is None else min(tokens, config.capacity_rows))
+        return MemoryPlan(
+            window_bytes=0,
+            staging_bytes={
+                "gathered tokens": tokens * config.row_bytes,
+                "gathered partial rows": parts * config.hidden * max(config.dtype.itemsize, config.combine_dtype.itemsize),
+                "metadata": tokens * 8 * config.top_k,
+            },
+        )
+
+
+def _pad(rows: torch.Tensor, to: int, fill: int) -> torch.Tensor:
+    """Rows up to `to`, the new ones filled with `fill`."""
+    if rows.shape[0] == to:
+        return rows
+    return torch.cat([rows, rows.new_full((to - rows.shape[0], *rows.shape[1:]), fill)])
+
+
+def _shifted(position: torch.Tensor, rank: torch.Tensor, shift_R: torch.Tensor) -> torch.Tensor:
+    """position + shift of its rank, -1 where there is none."""
+    return torch.where(position >= 0, position + take(shift_R, rank, 0), -1)

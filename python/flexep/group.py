@@ -1,0 +1,186 @@
+"""Group: all that FlexEP knows of the launcher. Rank, size, a bounded all-gather of bytes, a barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from flexep.errors import ArgumentError, PeerLost, Timeout, Unavailable
+
+DEFAULT_TIMEOUT = 300.0  # seconds; generous, because ranks warm up unequally
+
+
+class Group:
+    """The ranks that exchange tokens. Make one with `from_process_group`, `from_store` or `local`.
+
+    Attributes:
+        rank: this process's rank (0 in a local group). size: R. device: where the ranks' tensors live.
+        hosted: ranks that this process plays; `(rank,)`, or all of them in a local group.
+        generation: number that keys of this group carry; the caller raises it when survivors regroup.
+    """
+
+    def __init__(self, rank: int, size: int, device: torch.device, hosted: Sequence[int], generation: int = 0) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+        self.hosted = tuple(hosted)
+        self.generation = generation
+
+    @staticmethod
+    def from_process_group(process_group: dist.ProcessGroup | None = None) -> Group:
+        """A group over an initialised torch process group (None: the default one).
+
+        Raises Unavailable when torch.distributed is not initialised or this process is not a member.
+        """
+        if not dist.is_available() or not dist.is_initialized():
+            raise Unavailable("torch.distributed is not initialised; call init_process_group, or use Group.local")
+        pg = dist.group.WORLD if process_group is None else process_group
+        if pg is None or dist.get_rank(pg) < 0:
+            raise Unavailable("this process is not a member of the process group")
+        return _ProcessGroup(pg, dist.get_rank(pg), dist.get_world_size(pg), _device_of(dist.get_backend(pg)), 0)
+
+    @staticmethod
+    def from_store(
+        store: dist.Store, rank: int, size: int, generation: int = 0, device: str | torch.device = "cpu"
+    ) -> Group:
+        """A group that meets through a torch store (TCPStore, FileStore, HashStore). Needs no init_process_group.
+
+        A back end that needs a process group gets one made from the store: gloo on the CPU, NCCL on CUDA.
+        Every key carries `generation`; survivors of a dead rank regroup with a higher one.
+        """
+        if size < 1:
+            raise ArgumentError("size", size, "at least 1")
+        if not 0 <= rank < size:
+            raise ArgumentError("rank", rank, f"a rank in [0, {size})")
+        return _StoreGroup(store, rank, size, torch.device(device), generation)
+
+    @staticmethod
+    def local(size: int, device: str | torch.device = "cpu") -> Group:
+        """R ranks in this process. Dispatchers on it take lists of R tensors and return lists of R results."""
+        if size < 1:
+            raise ArgumentError("size", size, "at least 1")
+        return _LocalGroup(0, size, torch.device(device), range(size))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this process plays every rank and arguments are lists."""
+        return False
+
+    def process_group(self, timeout: float) -> dist.ProcessGroup:
+        """The torch process group behind this group, made on first use with `timeout` seconds. Collective then.
+
+        Raises Unavailable in a local group, which has none.
+        """
+        raise Unavailable("a local group has no process group: its collectives are plain copies")
+
+    def all_gather(self, payload: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
+        """Every rank's payload, in rank order. Collective.
+
+        Raises Timeout after `timeout` seconds, naming the missing ranks where the transport can tell.
+        """
+        raise NotImplementedError
+
+    def barrier(self, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Returns when every rank has called it. Raises Timeout after `timeout` seconds."""
+        self.all_gather(b"", timeout)
+
+
+class _LocalGroup(Group):
+    """R ranks in one process: whatever one rank says, all have said."""
+
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    def all_gather(self, payload: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
+        return [payload] * self.size
+
+
+class _ProcessGroup(Group):
+    """A group over a process group that belongs to the caller."""
+
+    def __init__(self, pg: dist.ProcessGroup, rank: int, size: int, device: torch.device, generation: int) -> None:
+        super().__init__(rank, size, device, (rank,), generation)
+        self._pg = pg
+
+    def process_group(self, timeout: float) -> dist.ProcessGroup:
+        return self._pg
+
+    def all_gather(self, payload: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
+        lengths = self._gather_tensor(torch.tensor([len(payload)], dtype=torch.int64), timeout).tolist()
+        padded = torch.frombuffer(bytearray(payload.ljust(max(max(lengths), 1), b"\0")), dtype=torch.uint8)
+        rows = self._gather_tensor(padded, timeout).view(self.size, -1)
+        return [bytes(row[:length].tolist()) for row, length in zip(rows, lengths, strict=True)]
+
+    def _gather_tensor(self, tensor: torch.Tensor, timeout: float) -> torch.Tensor:
+        tensor = tensor.to(self.device)
+        out = tensor.new_empty(self.size * tensor.numel())
+        wait(self._pg._allgather_base(out, tensor), "all_gather", self.rank, timeout)
+        return out.cpu()
+
+
+class _StoreGroup(Group):
+    """A group that meets through a store. Its process group is made when a back end first asks for it."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, device: torch.device, generation: int) -> None:
+        super().__init__(rank, size, device, (rank,), generation)
+        self._store = dist.PrefixStore(f"flexep/{generation}", store)
+        self._round = 0
+        self._pg: dist.ProcessGroup | None = None
+
+    def process_group(self, timeout: float) -> dist.ProcessGroup:
+        if self._pg is None:
+            limit = timedelta(seconds=timeout)
+            self._pg = dist.ProcessGroup(dist.PrefixStore("pg", self._store), self.rank, self.size)
+            if self.device.type == "cuda":
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = limit
+                backend = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", self._store), self.rank, self.size, options)
+                kind = dist.ProcessGroup.BackendType.NCCL
+            else:
+                backend = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self._store), self.rank, self.size, limit)
+                kind = dist.ProcessGroup.BackendType.GLOO
+            self._pg._set_default_backend(kind)
+            self._pg._register_backend(torch.device(self.device.type), kind, backend)
+        return self._pg
+
+    def all_gather(self, payload: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
+        this_round = self._round
+        self._round += 1
+        self._store.set(f"{this_round}/{self.rank}", payload)
+        keys = [f"{this_round}/{r}" for r in range(self.size)]
+        try:
+            self._store.wait(keys, timedelta(seconds=timeout))
+        except RuntimeError as error:
+            late = tuple(r for r, key in enumerate(keys) if not self._store.check([key]))
+            raise Timeout("all_gather", self.rank, late, timeout) from error
+        payloads = [self._store.get(key) for key in keys]
+        if this_round >= 2:  # everybody has begun the round before this one, so nobody reads the one before that
+            self._store.delete_key(f"{this_round - 2}/{self.rank}")
+        return payloads
+
+
+def _device_of(backend: str) -> torch.device:
+    if "nccl" in backend:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def wait(work: dist.Work, op: str, rank: int, timeout: float) -> None:
+    """Waits for one collective: on the CPU until it is done, on CUDA until the current stream has been told to wait.
+
+    Raises Timeout after `timeout` seconds on the CPU (torch cannot say who is late; on CUDA NCCL's own watchdog rules),
+    PeerLost when a connection broke.
+    """
+    try:
+        work.wait(timedelta(seconds=timeout))
+    except RuntimeError as error:
+        text = str(error).lower()
+        if "timed out" in text or "timeout" in text:
+            raise Timeout(op, rank, (), timeout) from error
+        if "closed" in text or "reset" in text or "refused" in text or "broken" in text:
+            raise PeerLost(f"{op}: rank {rank} lost a peer: {error}") from error
+        raise

@@ -1,0 +1,140 @@
+"""Collectives over the ranks that this process plays: one of a process group, or all of a local group.
+
+Every method takes one tensor per hosted rank and returns one per hosted rank, so a dispatcher is written once. Bytes
+and rows that leave a rank are counted here, where they leave.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from flexep.group import Group, wait
+
+
+@dataclass
+class Traffic:
+    """What one kind of message cost: calls, rows and bytes sent to other ranks by the ranks of this process."""
+
+    calls: int = 0
+    remote_rows: int = 0
+    remote_bytes: int = 0
+
+
+class Collectives(ABC):
+    """`op` names the message in counters and errors, for example "dispatch.rows"."""
+
+    def __init__(self, group: Group, timeout: float) -> None:
+        self.group = group
+        self.timeout = timeout
+        self.traffic: dict[str, Traffic] = defaultdict(Traffic)
+
+    @abstractmethod
+    def all_gather(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
+        """[n, ...] of every rank, the same shape everywhere -> [R * n, ...]."""
+
+    @abstractmethod
+    def all_to_all(
+        self,
+        sends: Sequence[torch.Tensor],
+        send_splits: Sequence[Sequence[int]],
+        recv_splits: Sequence[Sequence[int]],
+        op: str,
+    ) -> list[torch.Tensor]:
+        """Rows [sum(send_splits), ...] in destination order -> rows [sum(recv_splits), ...] in source order."""
+
+    @abstractmethod
+    def reduce_scatter(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
+        """[R * n, ...] of every rank -> the sum of everybody's own slice [n, ...], in an order nobody promises."""
+
+    def _count(self, op: str, rows: int, tensor: torch.Tensor) -> None:
+        counter = self.traffic[op]
+        counter.calls += 1
+        counter.remote_rows += rows
+        counter.remote_bytes += rows * (tensor.numel() // max(tensor.shape[0], 1)) * tensor.element_size()
+
+
+class ProcessCollectives(Collectives):
+    """One rank, over its group's torch process group."""
+
+    def __init__(self, group: Group, timeout: float) -> None:
+        super().__init__(group, timeout)
+        self._pg = group.process_group(timeout)
+
+    def all_gather(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
+        (tensor,) = tensors
+        out = tensor.new_empty((self.group.size * tensor.shape[0], *tensor.shape[1:]))
+        self._count(op, tensor.shape[0] * (self.group.size - 1), tensor)
+        if tensor.numel():
+            self._wait(self._pg._allgather_base(_bytes(out), _bytes(tensor)), op)
+        return [out]
+
+    def all_to_all(
+        self,
+        sends: Sequence[torch.Tensor],
+        send_splits: Sequence[Sequence[int]],
+        recv_splits: Sequence[Sequence[int]],
+        op: str,
+    ) -> list[torch.Tensor]:
+        (send,), (to,), (come,) = sends, send_splits, recv_splits
+        out = send.new_empty((sum(come), *send.shape[1:]))
+        self._count(op, sum(to) - to[self.group.rank], send)
+        self._wait(self._pg.alltoall_base(_bytes(out), _bytes(send), list(come), list(to)), op)
+        return [out]
+
+    def reduce_scatter(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
+        (tensor,) = tensors
+        rows = tensor.shape[0] // self.group.size
+        out = tensor.new_empty((rows, *tensor.shape[1:]))
+        self._count(op, tensor.shape[0] - rows, tensor)
+        if tensor.numel():
+            self._wait(self._pg._reduce_scatter_base(out, tensor.contiguous()), op)
+        return [out]
+
+    def _wait(self, work: dist.Work, op: str) -> None:
+        wait(work, op, self.group.rank, self.timeout)
+
+
+class LocalCollectives(Collectives):
+    """All ranks of a local group: plain copies, counted as if they had crossed."""
+
+    def all_gather(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
+        gathered = torch.cat(list(tensors))
+        for tensor in tensors:
+            self._count(op, tensor.shape[0] * (len(tensors) - 1), tensor)
+        return [gathered] * len(tensors)
+
+    def all_to_all(
+        self,
+        sends: Sequence[torch.Tensor],
+        send_splits: Sequence[Sequence[int]],
+        recv_splits: Sequence[Sequence[int]],
+        op: str,
+    ) -> list[torch.Tensor]:
+        for rank, (send, to) in enumerate(zip(sends, send_splits, strict=True)):
+            self._count(op, sum(to) - to[rank], send)
+        parts = [send.split(list(to)) for send, to in zip(sends, send_splits, strict=True)]
+        return [torch.cat([part[rank] for part in parts]) for rank in range(len(sends))]
+
+    def reduce_scatter(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
+        for tensor in tensors:
+            self._count(op, tensor.shape[0] - tensor.shape[0] // len(tensors), tensor)
+        total = torch.stack(list(tensors)).float().sum(0).to(tensors[0].dtype)
+        return list(total.chunk(len(tensors))) if total.numel() else [total] * len(tensors)
+
+
+def make_collectives(group: Group, timeout: float) -> Collectives:
+    """The collectives of a group; every wait ends within `timeout` seconds on the CPU."""
+    return LocalCollectives(group, timeout) if group.is_local else ProcessCollectives(group, timeout)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same rows as bytes, so that every back end moves every dtype."""
+    return tensor.contiguous().view(tensor.shape[0], -1).view(torch.uint8) if tensor.numel() else (
+        tensor.new_empty((tensor.shape[0], 1), dtype=torch.uint8)
+    )

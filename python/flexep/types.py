@@ -1,0 +1,139 @@
+"""Plain values that cross the public API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from flexep.indexing import take
+
+HANDLE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Route:
+    """One rank's side of a plan: every index that dispatch, combine and both backwards need. int32 tensors.
+
+    Three row spaces meet here. *Expert-major* rows: grouped by local expert, padded. *Partial* rows: one for each
+    token received, as combine sends them home. *Flat* rows: the received tokens without gaps. In exact mode partial
+    and flat rows are the same; a static receive buffer has gaps.
+
+    Attributes:
+        num_tokens: T of this rank. num_rows: length of the expert-major rows. num_flat: length of the flat rows.
+        part_rows [P, K]: expert-major row of each slot of a partial row, -1 where the slot lives elsewhere.
+        row_src [rows]: partial row * K + slot that fills each expert-major row, -1 padding.
+        row_buffer [rows]: row of the delivered buffer that fills each expert-major row, -1 padding.
+        flat_buffer [N] or None: row of the delivered buffer behind each flat row, -1 tail (None: the buffer itself).
+        flat_part [N] or None: partial row of each flat row, -1 tail (None: the same).
+        part_flat [P] or None: flat row of each partial row, -1 gap (None: the same).
+        home_row, home_rank [T, K]: rows of the home-coming buffer that belong to each token, ranks ascending, then -1.
+        home_slot [T, K]: row of the home-coming buffer that carries each slot, -1 empty or dropped.
+        send_token [S] or None: token at each send position, -1 unused (back ends that send rows).
+        send_splits, recv_splits: rows to and from each rank (back ends that exchange rows).
+        gather_rows: rows each rank contributes to the gather of tokens and of partial rows (gathering back ends).
+    """
+
+    num_tokens: int
+    num_rows: int
+    num_flat: int
+    part_rows: torch.Tensor
+    row_src: torch.Tensor
+    row_buffer: torch.Tensor
+    flat_buffer: torch.Tensor | None
+    flat_part: torch.Tensor | None
+    part_flat: torch.Tensor | None
+    home_row: torch.Tensor
+    home_rank: torch.Tensor
+    home_slot: torch.Tensor
+    send_token: torch.Tensor | None = None
+    send_splits: tuple[int, ...] = ()
+    recv_splits: tuple[int, ...] = ()
+    gather_rows: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Handle:
+    """What dispatch returns and combine needs. Immutable; valid for the dispatcher that made it until it is destroyed.
+
+    Attributes:
+        counts, padded_counts, dropped: int32 [L], kept rows per local expert, the same with padding, and refused rows.
+        recv_rows: int32 [N, K], expert-major row of every slot of each flat row, -1 where there is none.
+        route: the plan itself; its fields may change between versions.
+    """
+
+    version: int
+    dispatcher_id: str
+    rank: int
+    counts: torch.Tensor
+    padded_counts: torch.Tensor
+    dropped: torch.Tensor
+    recv_rows: torch.Tensor
+    route: Route = field(repr=False)
+
+    @property
+    def num_tokens(self) -> int:
+        """T: tokens this rank dispatched."""
+        return self.route.num_tokens
+
+    @property
+    def num_rows(self) -> int:
+        """Expert-major rows on this rank, padding and static tail included."""
+        return self.route.num_rows
+
+    @property
+    def num_recv(self) -> int:
+        """Flat rows on this rank, static tail included."""
+        return self.route.num_flat
+
+    @property
+    def row_map(self) -> torch.Tensor:
+        """int32 [num_rows]: flat row of each expert-major row, -1 padding."""
+        top_k = self.route.part_rows.shape[1]
+        part = self.route.row_src.div(top_k, rounding_mode="floor")
+        return part if self.route.part_flat is None else take(self.route.part_flat, part, -1)
+
+
+@dataclass(frozen=True)
+class DispatchResult:
+    """What one rank received.
+
+    Attributes:
+        x: [rows, H] in the dispatcher's dtype. `expert_major`: rows in plan order, each expert padded to `alignment`,
+            padding zero. `flat`: one row per received token in (source rank, source token) order.
+        weights: fp32, [rows] (`expert_major`) or [rows, K] (`flat`); 0 on padding; None if no weights were passed.
+        counts, padded_counts, dropped: int32 [L] per local expert.
+        handle: pass it to `combine`.
+        expert_idx: `flat` only, int32 [rows, K], local expert of each slot, -1 empty.
+        row_map: `flat` only, int32 [expert-major rows], flat row of each expert-major position, -1 padding.
+        scales: scales of quantised wires; None for the others.
+    """
+
+    x: torch.Tensor
+    weights: torch.Tensor | None
+    counts: torch.Tensor
+    padded_counts: torch.Tensor
+    dropped: torch.Tensor
+    handle: Handle
+    expert_idx: torch.Tensor | None = None
+    row_map: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes a dispatcher needs beside the caller's tensors, per rank, before anything is allocated.
+
+    Attributes:
+        window_bytes: memory that peers can see.
+        staging_bytes: the largest send, receive and metadata buffers alive at one moment, by name, at `max_tokens`
+            tokens on every rank. In exact mode the receive side is bounded by the worst routing.
+    """
+
+    window_bytes: int
+    staging_bytes: dict[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        return self.window_bytes + sum(self.staging_bytes.values())
+
