@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import flexep
 
 ROOT = Path(__file__).parents[2]
@@ -36,3 +38,11 @@ def test_installed_script_reports_the_version() -> None:
     script = Path(sys.executable).with_name("flexep")
     done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == f"flexep {flexep.__version__}"
+
+
+def test_every_public_name_resolves() -> None:
+    assert set(flexep.__all__) <= set(dir(flexep))
+    for name in flexep.__all__:
+        getattr(flexep, name)
+    with pytest.raises(AttributeError, match="no attribute 'teleport'"):
+        _ = flexep.teleport
