@@ -18,6 +18,14 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "flexep"
 
 
+# The rooms that use FlexEP as a user does.
+TOP_ROOMS = ("__init__", "__main__", "cli", "testing", "training")
+
+
+def is_module(name: str) -> bool:
+    return bool(name) and ((PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file())
+
+
 def imported(text: str) -> Iterator[str]:
     """Every dotted name that the text imports; `from a import b` yields "a.b"."""
     for node in ast.walk(ast.parse(text)):
@@ -42,8 +50,11 @@ def breaches(room: str, text: str) -> list[str]:
             and parts[:2] != ["flexep", "ref"]
         ):
             found.append(f"{name}: the oracle imports torch alone")
+        collected = len(parts) < 3 and parts[0] == "flexep" and not is_module(".".join(parts[1:]))
+        if collected and room not in TOP_ROOMS and parts[1:] != ["_C"]:
+            found.append(f"{name}: only {', '.join(TOP_ROOMS)} take public names from the package itself")
         private = [part for part in parts[1:] if part.startswith("_") and not part.endswith("__")]
-        if room in ("cli", "testing") and parts[0] == "flexep" and parts[1] != room and private:
+        if room in ("cli", "testing") and parts[0] == "flexep" and parts[1:2] != [room] and private:
             found.append(f"{name}: {room} uses public names only")
     return found
 
@@ -70,6 +81,8 @@ def test_tree_keeps_the_rules() -> None:
         ("ref", "import numpy"),
         ("ref", "from flexep.errors import ArgumentError"),
         ("moe", "from .layer import Layer"),
+        ("ops", "import flexep"),
+        ("moe", "from flexep import Dispatcher"),
     ],
 )
 def test_planted_import_is_found(room: str, line: str) -> None:
@@ -79,6 +92,8 @@ def test_planted_import_is_found(room: str, line: str) -> None:
 def test_allowed_imports_pass() -> None:
     assert breaches("_native", "from flexep import _C") == []
     assert breaches("ref", "import math\nimport torch.nn\nfrom flexep.ref.plan import order") == []
+    assert breaches("testing", "import flexep\nfrom flexep import Dispatcher") == []
+    assert breaches("moe", "from flexep import ops\nfrom flexep.dispatchers import Dispatcher") == []
     assert breaches("cli", "from flexep.cli._output import console\nfrom flexep.errors import NotBuilt") == []
 
 

@@ -146,8 +146,9 @@ def _use_dispatcher(name: str) -> None:
     x_RTH = [torch.full((tokens, hidden), float(rank + 1), dtype=torch.bfloat16) for rank in range(ranks)]
     topk_RTK = [torch.tensor([[0], [1], [0]]) for _ in range(ranks)]
     group = Group.local(ranks)
-    shape = {"num_experts": ranks, "hidden": hidden, "top_k": 1, "max_tokens": tokens}
-    with Dispatcher(group, **shape, backend=name) as dispatcher:
+    with Dispatcher(
+        group, num_experts=ranks, hidden=hidden, top_k=1, max_tokens=tokens, backend=name
+    ) as dispatcher:
         arrived = dispatcher.dispatch(x_RTH, topk_RTK)
         z_RTH = dispatcher.combine([r.x for r in arrived], [r.handle for r in arrived])
     group.close()
