@@ -7,8 +7,11 @@
 namespace flexep {
 namespace {
 
+struct Pairs;
+
 struct Wide {
-  static constexpr int W = 8;
+  static constexpr int W = 8, kBlock = 8;
+  using Bf16 = Pairs;
   __m256 x;
 
   static Wide zero() { return {_mm256_setzero_ps()}; }
@@ -28,13 +31,13 @@ struct Wide {
   static Wide canonical_nan(Wide a) {
     return {_mm256_blendv_ps(a.x, _mm256_castsi256_ps(_mm256_set1_epi32(kNanF32)), nan_mask(a))};
   }
-  /// The upper half of each lane's bits is the rounded bf16.
-  static __m256i bf16_high(Wide a) {
+  /// The upper half of each lane's bits is the rounded bf16, unless the lane is a NaN.
+  static __m256i bf16_up(Wide a) {
     const __m256i u = _mm256_castps_si256(a.x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    const __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-    return _mm256_blendv_epi8(up, _mm256_set1_epi32(kNanF32), _mm256_castps_si256(nan_mask(a)));
+    return _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
   }
+  static __m256i bf16_high(Wide a) { return bf16_up(canonical_nan(a)); }
   static Wide round_bf16(Wide a) {
     return {_mm256_castsi256_ps(
         _mm256_and_si256(bf16_high(a), _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
@@ -65,6 +68,44 @@ struct Wide {
   static void store_bf16(std::uint16_t* p, Wide a) {
     const __m256i low = _mm256_srli_epi32(bf16_high(a), 16);
     put<kStream>(p, _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+  }
+};
+
+/// 16 floats whose bf16 lie side by side in memory: a shift and a mask part them, with no shuffle.
+struct Pairs {
+  static constexpr int W = 16, kBlock = 4;
+  Wide even, odd;
+
+  static __m256i upper() { return _mm256_set1_epi32(static_cast<int>(0xffff0000u)); }
+  static Pairs zero() { return {Wide::zero(), Wide::zero()}; }
+  static Pairs set(float x) { return {Wide::set(x), Wide::set(x)}; }
+  static Pairs load_bf16(const std::uint16_t* p) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return {{_mm256_castsi256_ps(_mm256_slli_epi32(both, 16))},
+            {_mm256_castsi256_ps(_mm256_and_si256(both, upper()))}};
+  }
+  static Pairs mul(Pairs a, Pairs b) { return {Wide::mul(a.even, b.even), Wide::mul(a.odd, b.odd)}; }
+  static Pairs add(Pairs a, Pairs b) { return {Wide::add(a.even, b.even), Wide::add(a.odd, b.odd)}; }
+  static Pairs round_bf16(Pairs a) { return {Wide::round_bf16(a.even), Wide::round_bf16(a.odd)}; }
+  static Pairs round_f16(Pairs a) { return {Wide::round_f16(a.even), Wide::round_f16(a.odd)}; }
+
+  template <bool kStream>
+  static void store_bf16(std::uint16_t* p, Pairs a) {
+    // One comparison sees a NaN in either, and a canonical NaN survives the rounding.
+    if (_mm256_movemask_ps(_mm256_cmp_ps(a.even.x, a.odd.x, _CMP_UNORD_Q)))
+      a = {Wide::canonical_nan(a.even), Wide::canonical_nan(a.odd)};
+    const __m256i low = _mm256_srli_epi32(Wide::bf16_up(a.even), 16), high = Wide::bf16_up(a.odd);
+    const __m256i bits = _mm256_blend_epi16(low, high, 0xaa);
+    Wide::put<kStream>(p, _mm256_castsi256_si128(bits));
+    Wide::put<kStream>(p + 8, _mm256_extracti128_si256(bits, 1));
+  }
+  template <bool kStream>
+  static void store(float* p, Pairs a) {
+    // Interleaving works within 128-bit halves: elements 0-3 and 8-11, then 4-7 and 12-15.
+    const __m256 a03_8b = _mm256_unpacklo_ps(a.even.x, a.odd.x),
+                 a47_cf = _mm256_unpackhi_ps(a.even.x, a.odd.x);
+    Wide::store<kStream>(p, {_mm256_permute2f128_ps(a03_8b, a47_cf, 0x20)});
+    Wide::store<kStream>(p + 8, {_mm256_permute2f128_ps(a03_8b, a47_cf, 0x31)});
   }
 };
 

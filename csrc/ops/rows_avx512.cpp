@@ -7,8 +7,11 @@
 namespace flexep {
 namespace {
 
+struct Pairs;
+
 struct Wide {
-  static constexpr int W = 16;
+  static constexpr int W = 16, kBlock = 8;
+  using Bf16 = Pairs;
   __m512 x;
 
   static Wide zero() { return {_mm512_setzero_ps()}; }
@@ -28,13 +31,13 @@ struct Wide {
   static Wide canonical_nan(Wide a) {
     return {_mm512_mask_blend_ps(nan_mask(a), a.x, _mm512_castsi512_ps(_mm512_set1_epi32(kNanF32)))};
   }
-  /// The upper half of each lane's bits is the rounded bf16.
-  static __m512i bf16_high(Wide a) {
+  /// The upper half of each lane's bits is the rounded bf16, unless the lane is a NaN.
+  static __m512i bf16_up(Wide a) {
     const __m512i u = _mm512_castps_si512(a.x);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-    const __m512i up = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    return _mm512_mask_blend_epi32(nan_mask(a), up, _mm512_set1_epi32(kNanF32));
+    return _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
   }
+  static __m512i bf16_high(Wide a) { return bf16_up(canonical_nan(a)); }
   static Wide round_bf16(Wide a) {
     return {_mm512_castsi512_ps(
         _mm512_and_si512(bf16_high(a), _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
@@ -71,6 +74,43 @@ struct Wide {
   template <bool kStream>
   static void store_bf16(std::uint16_t* p, Wide a) {
     put<kStream>(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bf16_high(a), 16)));
+  }
+};
+
+/// 32 floats whose bf16 lie side by side in memory: a shift and a mask part them, with no shuffle.
+struct Pairs {
+  static constexpr int W = 32, kBlock = 4;
+  Wide even, odd;
+
+  static __m512i upper() { return _mm512_set1_epi32(static_cast<int>(0xffff0000u)); }
+  static Pairs zero() { return {Wide::zero(), Wide::zero()}; }
+  static Pairs set(float x) { return {Wide::set(x), Wide::set(x)}; }
+  static Pairs load_bf16(const std::uint16_t* p) {
+    const __m512i both = _mm512_loadu_si512(p);
+    return {{_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))},
+            {_mm512_castsi512_ps(_mm512_and_si512(both, upper()))}};
+  }
+  static Pairs mul(Pairs a, Pairs b) { return {Wide::mul(a.even, b.even), Wide::mul(a.odd, b.odd)}; }
+  static Pairs add(Pairs a, Pairs b) { return {Wide::add(a.even, b.even), Wide::add(a.odd, b.odd)}; }
+  static Pairs round_bf16(Pairs a) { return {Wide::round_bf16(a.even), Wide::round_bf16(a.odd)}; }
+  static Pairs round_f16(Pairs a) { return {Wide::round_f16(a.even), Wide::round_f16(a.odd)}; }
+
+  template <bool kStream>
+  static void store_bf16(std::uint16_t* p, Pairs a) {
+    // One comparison sees a NaN in either, and a canonical NaN survives the rounding.
+    if (_mm512_cmp_ps_mask(a.even.x, a.odd.x, _CMP_UNORD_Q))
+      a = {Wide::canonical_nan(a.even), Wide::canonical_nan(a.odd)};
+    const __m512i low = _mm512_srli_epi32(Wide::bf16_up(a.even), 16), high = Wide::bf16_up(a.odd);
+    const __m512i bits = _mm512_mask_blend_epi16(0xaaaaaaaau, low, high);
+    Wide::put<kStream>(p, _mm512_castsi512_si256(bits));
+    Wide::put<kStream>(p + 16, _mm512_extracti64x4_epi64(bits, 1));
+  }
+  template <bool kStream>
+  static void store(float* p, Pairs a) {
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    Wide::store<kStream>(p, {_mm512_permutex2var_ps(a.even.x, first, a.odd.x)});
+    Wide::store<kStream>(p + 16, {_mm512_permutex2var_ps(a.even.x, second, a.odd.x)});
   }
 };
 

@@ -9,6 +9,12 @@
 #include "base/dtype.h"
 #include "ops/rows_table.h"
 
+#if defined(__clang__)
+#define FLEXEP_UNROLL _Pragma("unroll")
+#else
+#define FLEXEP_UNROLL _Pragma("GCC unroll 8")
+#endif
+
 namespace flexep {
 namespace {
 
@@ -37,6 +43,15 @@ struct Lane {
   static void store_bf16(std::uint16_t* p, Lane a) {
     *p = f32_to_bf16(a.x);
   }
+};
+
+template <bool kFirst, class A, class B>
+struct Choose {
+  using Type = A;
+};
+template <class A, class B>
+struct Choose<false, A, B> {
+  using Type = B;
 };
 
 template <DType D>
@@ -84,73 +99,76 @@ void scale_range(typename Of<D>::Element* out, const typename Of<D>::Element* sr
 template <DType D, class V>
 void scale_row(void* out, const void* src, float weight, std::int64_t hidden, bool stream) {
   using Element = typename Of<D>::Element;
+  using Wide = typename Choose<D == DType::bf16, typename V::Bf16, V>::Type;
   auto* o = static_cast<Element*>(out);
   const auto* s = static_cast<const Element*>(src);
-  const std::int64_t wide = hidden / V::W * V::W;
-  if (stream)
-    scale_range<D, V, true>(o, s, weight, 0, wide);
-  else
-    scale_range<D, V, false>(o, s, weight, 0, wide);
+  const std::int64_t wide = hidden / Wide::W * Wide::W;
+  if (stream) {
+    scale_range<D, Wide, true>(o, s, weight, 0, wide);
+  } else {
+    scale_range<D, Wide, false>(o, s, weight, 0, wide);
+  }
   scale_range<D, Lane, false>(o, s, weight, wide, hidden);
 }
 
-/// kVectors * V::W columns of every term at once, so that a visit of a row takes whole cache lines.
+/// kVectors * V::W columns of every term at once, so that a visit of a row takes whole cache lines. The sums
+/// stay in registers: every loop over `v` is unrolled, and the first term is peeled instead of tested for.
 template <DType In, DType Out, class V, int kVectors, bool kGroups, bool kStream>
 inline void reduce_block(typename Of<Out>::Element* out, const Terms& terms, DType group_dtype,
                          std::int64_t h) {
   using Element = typename Of<In>::Element;
+  const auto term = [&](std::int64_t j, int v) {
+    return V::mul(V::set(terms.weights[j]),
+                  load_as<In, V>(static_cast<const Element*>(terms.rows[j]) + h + v * V::W));
+  };
   V total[kVectors], sum[kVectors];
-  bool first_group = true, first_term = true;
-  for (std::int64_t j = 0; j < terms.count; ++j) {
-    const auto* row = static_cast<const Element*>(terms.rows[j]) + h;
-    const V w = V::set(terms.weights[j]);
-    for (int v = 0; v < kVectors; ++v) {
-      const V term = V::mul(w, load_as<In, V>(row + v * V::W));
-      sum[v] = first_term ? term : V::add(sum[v], term);
-    }
-    first_term = false;
-    if (kGroups && terms.ends[j]) {
-      for (int v = 0; v < kVectors; ++v) {
+  for (std::int64_t j = 0; j < terms.count;) {
+    const bool first_group = j == 0;
+    FLEXEP_UNROLL for (int v = 0; v < kVectors; ++v) sum[v] = term(j, v);
+    for (++j; j < terms.count && !(kGroups && terms.ends[j - 1]); ++j)
+      FLEXEP_UNROLL for (int v = 0; v < kVectors; ++v) sum[v] = V::add(sum[v], term(j, v));
+    if constexpr (kGroups) {
+      FLEXEP_UNROLL for (int v = 0; v < kVectors; ++v) {
         const V part = round_as(group_dtype, sum[v]);
         total[v] = first_group ? part : V::add(total[v], part);
       }
-      first_group = false;
-      first_term = true;
     }
   }
-  for (int v = 0; v < kVectors; ++v)
-    store_as<Out, V, kStream>(out + h + v * V::W, kGroups ? total[v] : sum[v]);
+  FLEXEP_UNROLL for (int v = 0; v < kVectors; ++v)
+      store_as<Out, V, kStream>(out + h + v * V::W, kGroups ? total[v] : sum[v]);
 }
 
-template <DType In, DType Out, class V, bool kGroups, bool kStream>
+template <DType In, DType Out, class V, class Rest, bool kGroups, bool kStream>
 void reduce_range(typename Of<Out>::Element* out, const Terms& terms, DType group_dtype,
                   std::int64_t hidden) {
   using Element = typename Of<In>::Element;
-  constexpr int kVectors = V::W >= 16 ? 4 : 32 / V::W;
+  constexpr int kVectors = kGroups ? V::kBlock / 2 : V::kBlock;  // groups need a second set of registers
   constexpr std::int64_t kColumns = kVectors * V::W;
   std::int64_t h = 0;
   for (; h + kColumns <= hidden; h += kColumns) {
+    // Into the second cache level: the next token's rows, all together, would not fit the first.
     for (std::int64_t j = 0; j < terms.next_count; ++j)
       for (std::int64_t line = 0; line < kColumns; line += 64 / sizeof(Element))
-        __builtin_prefetch(static_cast<const Element*>(terms.next[j]) + h + line);
+        __builtin_prefetch(static_cast<const Element*>(terms.next[j]) + h + line, 0, 2);
     reduce_block<In, Out, V, kVectors, kGroups, kStream>(out, terms, group_dtype, h);
   }
-  for (; h + V::W <= hidden; h += V::W)
-    reduce_block<In, Out, V, 1, kGroups, kStream>(out, terms, group_dtype, h);
+  for (; h + Rest::W <= hidden; h += Rest::W)
+    reduce_block<In, Out, Rest, 1, kGroups, kStream>(out, terms, group_dtype, h);
   for (; h < hidden; ++h) reduce_block<In, Out, Lane, 1, kGroups, false>(out, terms, group_dtype, h);
 }
 
 template <DType In, DType Out, class V>
 void reduce_row(void* out, const Terms& terms, DType group_dtype, std::int64_t hidden, bool stream) {
+  using Wide = typename Choose<In == DType::bf16 && Out != DType::f16, typename V::Bf16, V>::Type;
   auto* o = static_cast<typename Of<Out>::Element*>(out);
   if (terms.ends && stream)
-    reduce_range<In, Out, V, true, true>(o, terms, group_dtype, hidden);
+    reduce_range<In, Out, Wide, V, true, true>(o, terms, group_dtype, hidden);
   else if (terms.ends)
-    reduce_range<In, Out, V, true, false>(o, terms, group_dtype, hidden);
+    reduce_range<In, Out, Wide, V, true, false>(o, terms, group_dtype, hidden);
   else if (stream)
-    reduce_range<In, Out, V, false, true>(o, terms, group_dtype, hidden);
+    reduce_range<In, Out, Wide, V, false, true>(o, terms, group_dtype, hidden);
   else
-    reduce_range<In, Out, V, false, false>(o, terms, group_dtype, hidden);
+    reduce_range<In, Out, Wide, V, false, false>(o, terms, group_dtype, hidden);
 }
 
 constexpr int kDotLanes = 32;  // part of the contract in rows.h, on every instruction set
@@ -158,17 +176,19 @@ constexpr int kDotLanes = 32;  // part of the contract in rows.h, on every instr
 template <DType D, class V>
 float dot_row(const void* a, const void* b, std::int64_t hidden) {
   using Element = typename Of<D>::Element;
-  constexpr int kVectors = kDotLanes / V::W;
+  using Wide = typename Choose<D == DType::bf16, typename V::Bf16, V>::Type;
+  constexpr int kVectors = kDotLanes / Wide::W;
   const auto* x = static_cast<const Element*>(a);
   const auto* y = static_cast<const Element*>(b);
-  V sum[kVectors];
-  for (int v = 0; v < kVectors; ++v) sum[v] = V::zero();
+  Wide sum[kVectors];
+  for (int v = 0; v < kVectors; ++v) sum[v] = Wide::zero();
   std::int64_t h = 0;
   for (; h + kDotLanes <= hidden; h += kDotLanes)
     for (int v = 0; v < kVectors; ++v)
-      sum[v] = V::add(sum[v], V::mul(load_as<D, V>(x + h + v * V::W), load_as<D, V>(y + h + v * V::W)));
+      sum[v] = Wide::add(
+          sum[v], Wide::mul(load_as<D, Wide>(x + h + v * Wide::W), load_as<D, Wide>(y + h + v * Wide::W)));
   float lanes[kDotLanes];
-  for (int v = 0; v < kVectors; ++v) V::template store<false>(lanes + v * V::W, sum[v]);
+  for (int v = 0; v < kVectors; ++v) Wide::template store<false>(lanes + v * Wide::W, sum[v]);
   for (; h < hidden; ++h) lanes[h % kDotLanes] += load_as<D, Lane>(x + h).x * load_as<D, Lane>(y + h).x;
   for (int half = kDotLanes / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];

@@ -5,7 +5,8 @@ namespace flexep {
 namespace {
 
 struct Wide {
-  static constexpr int W = 8;
+  static constexpr int W = 8, kBlock = 4;
+  using Bf16 = Wide;
   float x[W];
 
   template <class F>

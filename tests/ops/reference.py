@@ -7,15 +7,17 @@ import torch
 
 def assert_bits(got: torch.Tensor, want: torch.Tensor) -> None:
     """Equal shapes, dtypes and bits; a NaN equals any NaN."""
-    assert got.dtype == want.dtype and got.shape == want.shape, (got.dtype, got.shape, want.dtype, want.shape)
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
     ints = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
     same = got.contiguous().view(ints) == want.contiguous().view(ints)
     if got.is_floating_point():
         same |= got.isnan() & want.isnan()
     bad = (~same).nonzero()
-    assert bad.shape[0] == 0, (
-        f"{bad.shape[0]} elements differ, first at {bad[0].tolist()}: {got[tuple(bad[0])]} != {want[tuple(bad[0])]}"
-    )
+    if bad.shape[0]:
+        first = tuple(bad[0].tolist())
+        raise AssertionError(
+            f"{bad.shape[0]} elements differ, first at {first}: {got[first]} != {want[first]}"
+        )
 
 
 def loop_gather(src: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The row functors on CPU tensors: thin wrappers over csrc/ops/rows.h that check, allocate and pass pointers.
 
-Shape letters: M source rows, N output rows, T tokens, K entries a token, H hidden. Indices are int32, -1 is "none".
-Every function raises ArgumentError, naming the argument, before anything moves.
+Shape letters: M source rows, N output rows, T tokens, K entries a token, H hidden. Indices are int32, -1 is
+"none". Every function raises ArgumentError, naming the argument, before anything moves.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from flexep._native._load import _C
+from flexep._native.memory import empty
 from flexep.errors import ArgumentError
 
 ROW_BYTES = 16  # rows are whole multiples of this
@@ -36,7 +37,8 @@ def isa_names() -> list[str]:
 
 
 def check_rows(name: str, rows: torch.Tensor, *, floats: bool) -> None:
-    """A row matrix: 2-D, contiguous rows of a multiple of 16 bytes, fp32/fp16/bf16 if `floats`. Any device."""
+    """A row matrix: 2-D, contiguous rows of a multiple of 16 bytes, fp32/fp16/bf16 if `floats`. Any
+    device."""
     if rows.dim() != 2:
         raise ArgumentError(name, tuple(rows.shape), "2 dimensions, [rows, hidden]")
     if floats and rows.dtype not in FLOATS:
@@ -106,7 +108,7 @@ def gather_rows(
     idx_N = _index("idx", idx_N, 1, src_MH.shape[0], src_MH)
     weights_N = _weights(weights_N, idx_N)
     hidden, code = src_MH.shape[1], _CODE.get(src_MH.dtype, _BYTES)
-    out_NH = src_MH.new_empty(idx_N.shape[0], hidden)
+    out_NH = empty(idx_N.shape[0], hidden, src_MH.dtype)
     _C.gather_rows(
         out=out_NH.data_ptr(), src=_rows(src_MH, code), idx=idx_N.data_ptr(), weights=_address(weights_N),
         rows=idx_N.shape[0], hidden=hidden if code != _BYTES else hidden * src_MH.element_size(),
@@ -121,7 +123,8 @@ def expand_rows(
     row_src_N: torch.Tensor,
     weights_TK: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """out[row_map[t, k]] = src[t] (times weights[t, k]); zero rows where row_src is -1. Reads each source row once.
+    """out[row_map[t, k]] = src[t] (times weights[t, k]); zero rows where row_src is -1. Reads each source row
+    once.
 
     row_map and row_src are inverses of each other (flexep.ops.permute makes them); [N, H] in src's dtype.
     """
@@ -135,10 +138,10 @@ def expand_rows(
     row_src_N = _index("row_src", row_src_N, 1, row_map_TK.numel(), src_TH)
     weights_TK = _weights(weights_TK, row_map_TK)
     (tokens, top_k), hidden, code = row_map_TK.shape, src_TH.shape[1], _CODE.get(src_TH.dtype, _BYTES)
-    out_NH = src_TH.new_empty(row_src_N.shape[0], hidden)
+    out_NH = empty(row_src_N.shape[0], hidden, src_TH.dtype)
     _C.expand_rows(
-        out=out_NH.data_ptr(), src=_rows(src_TH, code), row_map=row_map_TK.data_ptr(), row_src=row_src_N.data_ptr(),
-        weights=_address(weights_TK), tokens=tokens, top_k=top_k, rows=row_src_N.shape[0],
+        out=out_NH.data_ptr(), src=_rows(src_TH, code), row_map=row_map_TK.data_ptr(),
+        row_src=row_src_N.data_ptr(), weights=_address(weights_TK), tokens=tokens, top_k=top_k, rows=row_src_N.shape[0],
         hidden=hidden if code != _BYTES else hidden * src_TH.element_size(), threads=torch.get_num_threads(),
     )  # fmt: skip
     return out_NH
@@ -163,7 +166,7 @@ def reduce_rows(
         check_vector("groups", groups_TK, torch.int32, tuple(idx_TK.shape), src_MH)
         groups_TK = groups_TK.contiguous()
     (tokens, top_k), hidden = idx_TK.shape, src_MH.shape[1]
-    out_TH = src_MH.new_empty(tokens, hidden, dtype=out_dtype)
+    out_TH = empty(tokens, hidden, out_dtype)
     _C.reduce_rows(
         out=out_TH.data_ptr(), out_dtype=_CODE[out_dtype], src=_rows(src_MH, _CODE[src_MH.dtype]),
         idx=idx_TK.data_ptr(), weights=_address(weights_TK), groups=_address(groups_TK),
@@ -196,7 +199,7 @@ def dot_rows(a_MH: torch.Tensor, b_NH: torch.Tensor, idx_M: torch.Tensor) -> tor
     out_M = torch.empty(a_MH.shape[0], dtype=torch.float32)
     code = _CODE[a_MH.dtype]
     _C.dot_rows(
-        out=out_M.data_ptr(), a=_rows(a_MH, code), b=_rows(b_NH, code), idx=idx_M.data_ptr(), rows=a_MH.shape[0],
-        hidden=a_MH.shape[1], threads=torch.get_num_threads(),
+        out=out_M.data_ptr(), a=_rows(a_MH, code), b=_rows(b_NH, code), idx=idx_M.data_ptr(),
+        rows=a_MH.shape[0], hidden=a_MH.shape[1], threads=torch.get_num_threads(),
     )  # fmt: skip
     return out_M

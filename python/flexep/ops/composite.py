@@ -1,8 +1,10 @@
-"""The row functors composed from torch operations: what CUDA tensors take, and a second opinion on the CPU's C++.
+"""The row functors composed from torch operations: what CUDA tensors take, and a second opinion on the CPU's
+C++.
 
-gather and reduce give the same bits as csrc/ops (a NaN is a NaN: its payload may differ): each product and each sum is
-a kernel of its own, so nothing is fused. dot_rows sums in torch's order, which is deterministic on one device.
-Arguments are those of flexep.ops.rows; indices are not checked against their range, which would wait for the device.
+gather and reduce give the same bits as csrc/ops (a NaN is a NaN: its payload may differ): each product and
+each sum is a kernel of its own, so nothing is fused. dot_rows sums in torch's order, which is deterministic
+on one device. Arguments are those of flexep.ops.rows; indices are not checked against their range, which
+would wait for the device.
 """
 
 from __future__ import annotations

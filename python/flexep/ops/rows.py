@@ -1,9 +1,10 @@
-"""The row functors as torch custom ops: the only operations by which dispatchers and the permutation move rows.
+"""The row functors as torch custom ops: the only operations by which dispatchers and the permutation move
+rows.
 
-Shape letters: M source rows, N output rows, T tokens, K entries a token, H hidden. CPU tensors take csrc/ops, CUDA
-tensors the compositions of flexep.ops.composite. None of these is differentiable by itself: the operations built on
-them (permute, unpermute, dispatch, combine) are.
-All raise ArgumentError for a wrong dtype, device, shape, stride or (on the CPU) an index out of range.
+Shape letters: M source rows, N output rows, T tokens, K entries a token, H hidden. CPU tensors take csrc/ops,
+CUDA tensors the compositions of flexep.ops.composite. None of these is differentiable by itself: the
+operations built on them (permute, unpermute, dispatch, combine) are. All raise ArgumentError for a wrong
+dtype, device, shape, stride or (on the CPU) an index out of range.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ def gather_rows(src: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor | No
     """out[n] = src[idx[n]]; a zero row (+0) where idx[n] is -1.
 
     Args:
-        src: [M, H], rows contiguous (stride(1) == 1), any row stride, H * itemsize a multiple of 16. Any dtype
-            without weights; fp32, fp16 or bf16 with.
+        src: [M, H], rows contiguous (stride(1) == 1), any row stride, H * itemsize a multiple of 16. Any
+            dtype without weights; fp32, fp16 or bf16 with.
         idx: int32 [N] in [-1, M).
         weights: fp32 [N]: out[n] = round(weights[n] * src[idx[n]]), the product taken in fp32.
     Returns:
@@ -41,8 +42,8 @@ def reduce_rows(
 ) -> torch.Tensor:
     """out[t] = sum over k of weights[t, k] * src[idx[t, k]], in fp32 and in a fixed order, rounded once.
 
-    Products and sums round separately; a sum starts from its first term; entries of -1 are no terms, a weight of 0.0
-    is one; no term gives +0.
+    Products and sums round separately; a sum starts from its first term; entries of -1 are no terms, a weight
+    of 0.0 is one; no term gives +0.
 
     Args:
         src: [M, H] fp32, fp16 or bf16; rows as in gather_rows.
@@ -50,8 +51,8 @@ def reduce_rows(
         weights: fp32 [T, K], or None for the plain sum.
         out_dtype: fp32, fp16 or bf16.
         sort: visit entries by ascending index (equal ones by k) instead of by k.
-        groups: int32 [T, K]. Visited entries that follow each other with equal groups are summed first, each such sum
-            is rounded to `group_dtype`, then the rounded sums are added in order.
+        groups: int32 [T, K]. Visited entries that follow each other with equal groups are summed first, each
+            such sum is rounded to `group_dtype`, then the rounded sums are added in order.
     Returns:
         [T, H] in out_dtype.
     """
@@ -62,8 +63,8 @@ def reduce_rows(
 def dot_rows(a: torch.Tensor, b: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
     """out[m] = sum over h of a[m, h] * b[idx[m], h] in fp32; 0 where idx[m] is -1.
 
-    On the CPU, element h adds to lane h % 32 of 32 that start at +0, then lane i takes lane i + 16, + 8, + 4, + 2, + 1:
-    the same bits on every processor. CUDA sums in another fixed order.
+    On the CPU, element h adds to lane h % 32 of 32 that start at +0, then lane i takes lane i + 16, + 8, + 4,
+    + 2, + 1: the same bits on every processor. CUDA sums in another fixed order.
 
     Args:
         a: [M, H] and b: [N, H], one dtype of fp32, fp16, bf16; rows as in gather_rows.
