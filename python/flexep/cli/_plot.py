@@ -1,0 +1,65 @@
+"""The picture of the demo: loss curves, and how far they are apart."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from pathlib import Path
+
+GREY, INK = "#b8bcc4", "#22252b"
+COLOURS = ("#c2410c", "#1d4ed8", "#15803d", "#7e22ce")
+DASHES = ("-", (0, (4, 3)), (0, (1, 2)), (0, (6, 2, 1, 2)))
+
+
+def plot_losses(path: Path, losses: dict[str, list[float]], tolerance: float) -> None:
+    """Write a PNG: the curves on top, below their distance to the first one and `tolerance`.
+
+    Raises Unavailable where matplotlib is not installed.
+    """
+    plt = _pyplot()
+    (first, reference), *others = losses.items()
+    steps = range(1, len(reference) + 1)
+    style = {
+        "axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "axes.edgecolor": INK,
+        "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
+    }  # fmt: skip
+    with plt.rc_context(style):
+        figure, (top, bottom) = plt.subplots(
+            2, 1, figsize=(6.4, 5.0), sharex=True, height_ratios=(3, 2), layout="constrained"
+        )
+        top.plot(steps, reference, color=GREY, linewidth=6, solid_capstyle="round", label=first)
+        for (label, curve), colour, dash in zip(others, cycle(COLOURS), cycle(DASHES), strict=False):
+            top.plot(steps, curve, color=colour, linestyle=dash, linewidth=1.6, label=label)
+            gaps = [max(abs(a - b), 1e-9) for a, b in zip(curve, reference, strict=True)]
+            bottom.plot(steps, gaps, color=colour, linestyle=dash, linewidth=1.4)
+        top.set_ylabel("loss, nats a byte")
+        top.legend(frameon=False)
+        top.set_title("The same batches, the experts spread over ranks", loc="left", fontsize=10)
+        bottom.axhline(tolerance, color=GREY, linewidth=1)
+        bottom.annotate(
+            f"tolerance {tolerance:g}",
+            (1, tolerance),
+            xytext=(0, -3),
+            textcoords="offset points",
+            va="top",
+            color="#6b7280",
+        )
+        bottom.set_yscale("log")
+        bottom.set_ylim(top=tolerance * 3)
+        bottom.set_ylabel(f"distance to\n{first}")
+        bottom.set_xlabel("step")
+        bottom.set_xlim(0.5, len(reference) + 0.5)
+        figure.savefig(path, dpi=140)
+        plt.close(figure)
+
+
+def _pyplot():  # type: ignore[no-untyped-def]
+    from flexep.errors import Unavailable
+
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise Unavailable("the picture needs matplotlib: pip install 'flexep[plot]'") from error
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt

@@ -1,0 +1,81 @@
+"""`flexep demo`: train on one rank and on several with every dispatcher; the loss curves must agree."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flexep.cli._output import console
+from flexep.cli.train import train_rank
+
+# nats a byte. Only the order in which fp32 gradients are summed changes with the number of ranks; sixty steps
+# bring curves apart by about 1e-6. tests/training/test_mutants.py: gradients scaled wrongly pass this bound.
+TOLERANCE = 1e-4
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command()(demo)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for loss.png and one JSON file a run.")] = Path(
+        "out/demo"
+    ),
+    ranks: Annotated[int, typer.Option(help="Ranks to compare with one.")] = 4,
+    steps: Annotated[int, typer.Option(help="Optimizer steps a run.")] = 60,
+    seed: Annotated[int, typer.Option(help="Keys initial weights and batches.")] = 0,
+) -> None:
+    """Train the small language model on 1 rank, then on several with every dispatcher, and compare losses.
+
+    Exit codes: 0 the curves agree, 1 they do not or a rank failed, 2 bad usage.
+    """
+    from flexep.cli._plot import plot_losses
+    from flexep.errors import ArgumentError, FlexEPError
+    from flexep.training.config import TrainConfig, dispatcher_names
+    from flexep.training.launch import run_ranks
+
+    names = dispatcher_names()
+    try:
+        configs = [TrainConfig(ranks=1, dispatcher=names[-1], steps=steps, seed=seed)]
+        configs += [TrainConfig(ranks=ranks, dispatcher=name, steps=steps, seed=seed) for name in names]
+        reports: dict[str, dict[str, Any]] = {}
+        for config in configs:
+            label = f"{config.ranks}-rank{'s' * (config.ranks > 1)}-{config.dispatcher}"
+            file = out / f"{label}.json"
+            run_ranks(config.device, config.ranks, train_rank, config, str(file), False)
+            reports[label] = json.loads(file.read_text())
+    except FlexEPError as error:
+        print(f"flexep demo: {error}", file=sys.stderr)
+        raise typer.Exit(2 if isinstance(error, ArgumentError) else 1) from None
+
+    one_rank = next(iter(reports.values()))["losses"]
+    apart = {label: largest_gap(report["losses"], one_rank) for label, report in reports.items()}
+    plot_losses(out / "loss.png", {label: report["losses"] for label, report in reports.items()}, TOLERANCE)
+    _print_table(reports, apart)
+    console(None).print(f"picture: {out / 'loss.png'}   data: {out}/*.json")
+    if max(apart.values()) > TOLERANCE:
+        print(f"flexep demo: loss curves are further apart than {TOLERANCE:g}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def largest_gap(losses: list[float], reference: list[float]) -> float:
+    """The largest difference between two loss curves at the same step, in nats a byte."""
+    return max(abs(a - b) for a, b in zip(losses, reference, strict=True))
+
+
+def _print_table(reports: dict[str, dict[str, Any]], apart: dict[str, float]) -> None:
+    from rich.table import Table
+
+    table = Table("run", "first loss", "last loss", "tokens/s", "seconds", "largest gap to 1 rank", "")
+    for label, report in reports.items():
+        table.add_row(
+            label, f"{report['losses'][0]:.4f}", f"{report['losses'][-1]:.4f}",
+            f"{report['tokens_per_second']:,.0f}", f"{report['seconds']:.1f}", f"{apart[label]:.1e}", "ok" if
+            apart[label] <= TOLERANCE else "APART",
+        )  # fmt: skip
+    console(None).print(table)

@@ -1,0 +1,1 @@
+"""Train the reference language model: text, batches, gradients over ranks, the loop, starting the ranks."""
