@@ -19,12 +19,11 @@ help:
 
 # --- set-up: three stamps (environment, torch, the package and its tools), then an incremental build -------------
 .venv/stamp-venv:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "FlexEP needs Python 3.10 or newer: set PYTHON=")'
-	$(PYTHON) -m venv --clear $$($(PYTHON) tools/has_torch.py && echo --system-site-packages) .venv
+	$(PYTHON) tools/environment.py make .venv
 	touch $@
 
 .venv/stamp-torch: .venv/stamp-venv
-	$(BIN)/python tools/has_torch.py || $(PIP) $(PIP_ARGS) "$(TORCH)"
+	$(BIN)/python tools/environment.py has-torch || $(PIP) $(PIP_ARGS) "$(TORCH)"
 	touch $@
 
 # Without build isolation, so that the build uses this environment's cmake, ninja and pybind11 from now on.
