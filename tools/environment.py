@@ -1,8 +1,8 @@
-"""Makes the virtual environment and says whether it has a torch. Used by the Makefile, before anything is installed.
+"""Makes the virtual environment, or says whether it has a torch; run before anything is installed.
 
-`python tools/environment.py make PATH`   a virtual environment at PATH that shares this interpreter's torch, if it
-                                          has one that FlexEP supports
-`python tools/environment.py has-torch`   exit code 0 if this interpreter imports torch 2.10 or newer, else 1
+`python tools/environment.py make PATH`  a virtual environment at PATH, sharing this interpreter's torch if it
+                                         has one that FlexEP supports
+`python tools/environment.py has-torch`  exit code 0 if this interpreter imports torch 2.10 or newer, else 1
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from flexep import __version__
-from flexep.cli import doctor
+from flexep.cli import demo, doctor, train
 
 app = typer.Typer(
     name="flexep",
@@ -39,7 +39,7 @@ def _options(
     pass
 
 
-for command in (doctor,):
+for command in (doctor, train, demo):
     command.register(app)
 
 
