@@ -100,7 +100,9 @@ class CombineRows(torch.autograd.Function):
     def forward(ctx: Any, call: Context, has_weights: bool, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         n, config = len(call.routes), call.config
         ctx.call, ctx.has_weights = call, has_weights
-        ctx.save_for_backward(*inputs)
+        # y is needed for the gradient of the weights alone: weights applied inside the experts keep no expert output.
+        ctx.keeps_y = has_weights and any(ctx.needs_input_grad[2 + n :])
+        ctx.save_for_backward(*(inputs if ctx.keeps_y else inputs[n:]))
         slots = [call.slots_from_rows(w, r) for w, r in zip(inputs[n:], call.routes, strict=True)] if has_weights else [None] * n
         wire = config.combine_dtype
         partials = [call.partial(y, r, w, wire) for y, r, w in zip(inputs[:n], call.routes, slots, strict=True)]
@@ -111,7 +113,7 @@ class CombineRows(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         call: Context = ctx.call
         n = len(call.routes)
-        ys, weights = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
+        ys, weights = ctx.saved_tensors[: n * ctx.keeps_y], ctx.saved_tensors[n * ctx.keeps_y :]
         buffers = call.backend.deliver(call.routes, [g.contiguous() for g in grads], "combine_backward.rows")
         dy: list[torch.Tensor | None] = [None] * n
         dw: list[torch.Tensor | None] = [None] * len(weights)
