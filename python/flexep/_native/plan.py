@@ -40,7 +40,9 @@ class PlanTable:
             sizes = [share + (r < more) for r in range(num_ranks)]
             rank_of_expert = [r for r, size in enumerate(sizes) for _ in range(size)]
         elif len(rank_of_expert) != num_experts:
-            raise ArgumentError("placement", list(rank_of_expert), f"one rank for each of {num_experts} experts")
+            raise ArgumentError(
+                "placement", list(rank_of_expert), f"one rank for each of {num_experts} experts"
+            )
         for rank in rank_of_expert:
             if not 0 <= rank < num_ranks:
                 raise ArgumentError("placement", rank, f"ranks in [0, {num_ranks})")
@@ -202,6 +204,8 @@ def pack_meta(assigned: Assigned, weights_TK: torch.Tensor | None) -> torch.Tens
     (T, K), S, device = assigned.slot_row.shape, assigned.send_token.shape[0], assigned.send_token.device
     bits = None if weights_TK is None else weights_TK.contiguous().view(torch.int32)
     meta = _ints(S, 1 + K * (1 if bits is None else 2), device=device)
+    if bits is not None and T == 0:
+        bits = meta  # never read; the address of an empty tensor is null, which would say that no weights travel
     _C.pack_meta(
         slot_row=assigned.slot_row.data_ptr(), slot_send=assigned.slot_send.data_ptr(),
         send_token=assigned.send_token.data_ptr(), weights=0 if bits is None else bits.data_ptr(), tokens=T, top_k=K,

@@ -41,7 +41,7 @@ class AllGather(Backend):
     def _plan_all(self, idx: torch.Tensor, most: int) -> tuple[Resolved, list[Assigned], torch.Tensor, list[int]]:
         """Layout, every source's assignment, tokens from each source to each rank [R, R], and rows kept a rank."""
         R, static = self.group.size, self.config.capacity_rows is not None
-        by_source = idx.view(R, most, -1)
+        by_source = idx.view(R, most, self.config.top_k)
         counts = [count_slots(by_source[s], self.table) for s in range(R)]
         counts_RE = torch.stack([c for c, _ in counts])
         resolved = resolve(counts_RE, self.table, self.config.alignment, self.config.capacity_rows)
