@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+
 from flexep.ref import World
 
 Slot = tuple[int, int, int]  # source rank, token, slot
@@ -55,7 +56,9 @@ def rows_of(world: World, kept: dict[int, list[Slot]], rank: int) -> list[Slot |
 
 def flat_of(world: World, kept: dict[int, list[Slot]], rank: int) -> list[tuple[int, int]]:
     """(source rank, token) of the flat rows of a rank."""
-    return sorted({(s, t) for e, slots in kept.items() if world.rank_of_expert[e] == rank for s, t, _ in slots})
+    return sorted(
+        {(s, t) for e, slots in kept.items() if world.rank_of_expert[e] == rank for s, t, _ in slots}
+    )
 
 
 def expert_of(kept: dict[int, list[Slot]], slot: Slot) -> int:
@@ -79,12 +82,20 @@ def nest(world: World, partial: dict[int, np.float32], wire: torch.dtype, out: t
     size = world.domain_size
     if size is not None:
         domains = sorted({r // size for r in rounded})
-        rounded = {d: round_to(add([rounded[r] for r in sorted(rounded) if r // size == d]), wire) for d in domains}
+        rounded = {
+            d: round_to(add([rounded[r] for r in sorted(rounded) if r // size == d]), wire) for d in domains
+        }
     return round_to(add([rounded[r] for r in sorted(rounded)]), out)
 
 
-def combine(world: World, kept: dict[int, list[Slot]], num_tokens: list[int], ys: list[torch.Tensor],
-            weights: dict[Slot, float] | None, wire: torch.dtype) -> list[torch.Tensor]:
+def combine(
+    world: World,
+    kept: dict[int, list[Slot]],
+    num_tokens: list[int],
+    ys: list[torch.Tensor],
+    weights: dict[Slot, float] | None,
+    wire: torch.dtype,
+) -> list[torch.Tensor]:
     """z of every rank from expert-major rows."""
     out = [torch.zeros(t, world.hidden, dtype=world.dtype) for t in num_tokens]
     for s, count in enumerate(num_tokens):
@@ -103,15 +114,23 @@ def combine(world: World, kept: dict[int, list[Slot]], num_tokens: list[int], ys
     return out
 
 
-def combine_flat(world: World, kept: dict[int, list[Slot]], num_tokens: list[int], ys: list[torch.Tensor],
-                 wire: torch.dtype) -> list[torch.Tensor]:
+def combine_flat(
+    world: World,
+    kept: dict[int, list[Slot]],
+    num_tokens: list[int],
+    ys: list[torch.Tensor],
+    wire: torch.dtype,
+) -> list[torch.Tensor]:
     """z of every rank from flat rows, the caller's partial sums."""
     out = [torch.zeros(t, world.hidden, dtype=world.dtype) for t in num_tokens]
     flat = [flat_of(world, kept, r) for r in range(world.num_ranks)]
     for s, count in enumerate(num_tokens):
         for t in range(count):
             for h in range(world.hidden):
-                partial = {r: np.float32(ys[r][flat[r].index((s, t)), h].float().item())
-                           for r in range(world.num_ranks) if (s, t) in flat[r]}
+                partial = {
+                    r: np.float32(ys[r][flat[r].index((s, t)), h].float().item())
+                    for r in range(world.num_ranks)
+                    if (s, t) in flat[r]
+                }
                 out[s][t, h] = float(nest(world, partial, wire, world.dtype))
     return out

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from flexep import ref
 
+from flexep import ref
 from tests.ref import brute
 
 H = 3
@@ -21,10 +21,21 @@ def tiny_world(seed: int) -> tuple[ref.World, list[torch.Tensor], list[torch.Ten
     rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
     ranks, experts, top_k = rng.randint(1, 4), rng.randint(1, 6), rng.randint(1, 4)
     tokens = [rng.choice([0, 1, 2, 5]) for _ in range(ranks)]
-    placement = None if rng.random() < .5 else tuple(rng.randrange(ranks) for _ in range(experts))
-    world = ref.World(ranks, experts, H, top_k, max(1, *tokens), rng.choice(DTYPES), rng.choice([None, *DTYPES]),
-                      rng.choice([None, *(s for s in range(1, ranks + 1) if ranks % s == 0)]),
-                      rng.choice(["expert_major", "flat"]), rng.choice([1, 2, 3, 4]), None, placement)
+    placement = None if rng.random() < 0.5 else tuple(rng.randrange(ranks) for _ in range(experts))
+    world = ref.World(
+        ranks,
+        experts,
+        H,
+        top_k,
+        max(1, *tokens),
+        rng.choice(DTYPES),
+        rng.choice([None, *DTYPES]),
+        rng.choice([None, *(s for s in range(1, ranks + 1) if ranks % s == 0)]),
+        rng.choice(["expert_major", "flat"]),
+        rng.choice([1, 2, 3, 4]),
+        None,
+        placement,
+    )
     least = world.alignment * max(len(world.experts_of(r)) for r in range(ranks))
     capacity = rng.choice([None, least + rng.randint(0, 8), float(least + 1)])
     world = replace(world, capacity=capacity)
@@ -37,7 +48,11 @@ def tiny_world(seed: int) -> tuple[ref.World, list[torch.Tensor], list[torch.Ten
 def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Same dtype, shape and bits."""
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
+    )
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -51,7 +66,9 @@ def test_dispatch(seed: int) -> None:
         rows, flat = brute.rows_of(world, kept, r), brute.flat_of(world, kept, r)
         assert got.counts.tolist() == [len(kept[e]) for e in experts]
         assert got.dropped.tolist() == [len(every[e]) - len(kept[e]) for e in experts]
-        assert got.padded_counts.tolist() == [-(-len(kept[e]) // world.alignment) * world.alignment for e in experts]
+        assert got.padded_counts.tolist() == [
+            -(-len(kept[e]) // world.alignment) * world.alignment for e in experts
+        ]
         assert got.row_map.tolist() == [-1 if slot is None else flat.index(slot[:2]) for slot in rows]
         if world.layout == "expert_major":
             assert len(got.x) == len(rows)
@@ -60,11 +77,15 @@ def test_dispatch(seed: int) -> None:
                 assert equal(got.x[i], expected)
                 assert got.weights[i] == (0 if slot is None else weights[slot[0]][slot[1], slot[2]])
             continue
-        size = len(flat) if world.capacity_rows is None else min(world.num_ranks * world.max_tokens, world.capacity_rows)
+        size = (
+            len(flat)
+            if world.capacity_rows is None
+            else min(world.num_ranks * world.max_tokens, world.capacity_rows)
+        )
         assert len(got.x) == len(got.weights) == len(got.expert_idx) == size
-        assert not got.x[len(flat):].any()
-        assert not got.weights[len(flat):].any()
-        assert (got.expert_idx[len(flat):] == -1).all()
+        assert not got.x[len(flat) :].any()
+        assert not got.weights[len(flat) :].any()
+        assert (got.expert_idx[len(flat) :] == -1).all()
         for n, (s, t) in enumerate(flat):
             assert equal(got.x[n], x[s][t])
             for k in range(world.top_k):
@@ -85,7 +106,12 @@ def test_combine_and_both_backwards(seed: int, weighted: bool) -> None:
     rows = [brute.rows_of(world, kept, r) for r in range(world.num_ranks)]
     ys = [torch.randn(len(r), H, generator=gen).to(world.dtype) for r in rows]
     dzs = [torch.randn(t, H, generator=gen).to(world.dtype) for t in tokens]
-    of_slot = {(s, t, k): float(w[t, k]) for s, w in enumerate(weights) for t in range(len(w)) for k in range(w.shape[1])}
+    of_slot = {
+        (s, t, k): float(w[t, k])
+        for s, w in enumerate(weights)
+        for t in range(len(w))
+        for k in range(w.shape[1])
+    }
     carried = [r.weights for r in received] if weighted else None
 
     expected = brute.combine(world, kept, tokens, ys, of_slot if weighted else None, world.wire)
@@ -103,7 +129,9 @@ def test_combine_and_both_backwards(seed: int, weighted: bool) -> None:
             assert equal(dys[r][i], (of_slot[slot] * dz.float()).to(world.dtype) if weighted else dz)
             if weighted:
                 where = i if world.layout == "expert_major" else (flat[r].index(slot[:2]), slot[2])
-                assert float(dws[r][where]) == pytest.approx(float((ys[r][i].double() * dz.double()).sum()), abs=1e-4)
+                assert float(dws[r][where]) == pytest.approx(
+                    float((ys[r][i].double() * dz.double()).sum()), abs=1e-4
+                )
     if weighted:
         _, home = ref.dispatch_backward(plan, [r.x for r in received], dws)
         for s, t, k in of_slot:
@@ -113,7 +141,10 @@ def test_combine_and_both_backwards(seed: int, weighted: bool) -> None:
                 assert home[s][t, k] == 0
             else:
                 i = rows[r].index((s, t, k))
-                assert home[s][t, k] == dws[r][i if world.layout == "expert_major" else (flat[r].index((s, t)), k)]
+                assert (
+                    home[s][t, k]
+                    == dws[r][i if world.layout == "expert_major" else (flat[r].index((s, t)), k)]
+                )
 
     # dx follows the recipe of combine with x.dtype on the wire
     dxs = [torch.randn(r.x.shape, generator=gen).to(world.dtype) for r in received]
@@ -149,15 +180,28 @@ def plant(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
         monkeypatch.setattr(ref.World, "align", lambda self, rows: rows)
     elif bug == "sums not rounded to the wire":
         real = combine_module._sum_ranks
-        monkeypatch.setattr(combine_module, "_sum_ranks",
-                            lambda plan, p, n, wire, out, exact: real(plan, p, n, torch.float32, out, exact))
+        monkeypatch.setattr(
+            combine_module,
+            "_sum_ranks",
+            lambda plan, p, n, wire, out, exact: real(plan, p, n, torch.float32, out, exact),
+        )
     elif bug == "experts in the wrong order":
-        monkeypatch.setattr(ref.World, "experts_of",
-                            lambda self, rank: [e for e, r in enumerate(self.rank_of_expert) if r == rank][::-1])
+        monkeypatch.setattr(
+            ref.World,
+            "experts_of",
+            lambda self, rank: [e for e, r in enumerate(self.rank_of_expert) if r == rank][::-1],
+        )
 
 
-@pytest.mark.parametrize("bug", ["kept set one too small", "padding not aligned", "sums not rounded to the wire",
-                                 "experts in the wrong order"])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        "kept set one too small",
+        "padding not aligned",
+        "sums not rounded to the wire",
+        "experts in the wrong order",
+    ],
+)
 def test_a_broken_oracle_is_noticed(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
     plant(monkeypatch, bug)
     noticed = 0

@@ -15,13 +15,18 @@ from flexep.ref.dispatch import pick
 from flexep.ref.plan import Plan
 
 
-def combine_backward(plan: Plan, dzs: list[torch.Tensor], ys: list[torch.Tensor],
-                     weights: list[torch.Tensor] | None = None, y_layout: str | None = None, exact: bool = False,
-                     ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+def combine_backward(
+    plan: Plan,
+    dzs: list[torch.Tensor],
+    ys: list[torch.Tensor],
+    weights: list[torch.Tensor] | None = None,
+    y_layout: str | None = None,
+    exact: bool = False,
+) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
     """(dy, dweights) of every rank from every rank's dz [T, H].
 
-    dy = round(w * dz of the row's token) in y's dtype, zero in padding. dweights: fp32 dots of y and dz over H, in the
-    shape of Received.weights, zero where there is no row.
+    dy = round(w * dz of the row's token) in y's dtype, zero in padding. dweights: fp32 dots of y and dz over
+    H, in the shape of Received.weights, zero where there is no row.
     """
     world, dtype = plan.world, torch.float64 if exact else torch.float32
     dys: list[torch.Tensor] = []
@@ -41,9 +46,14 @@ def combine_backward(plan: Plan, dzs: list[torch.Tensor], ys: list[torch.Tensor]
     return dys, dws if weights is not None else None
 
 
-def dispatch_backward(plan: Plan, dxs: list[torch.Tensor], dws: list[torch.Tensor] | None = None, exact: bool = False,
-                      ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
-    """(dx [T, H], dtopk_weights [T, K]) of every rank from the gradients of Received.x and Received.weights."""
+def dispatch_backward(
+    plan: Plan,
+    dxs: list[torch.Tensor],
+    dws: list[torch.Tensor] | None = None,
+    exact: bool = False,
+) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+    """(dx [T, H], dtopk_weights [T, K]) of every rank from the gradients of Received.x and
+    Received.weights."""
     world = plan.world
     dx: list[torch.Tensor] = []
     for rank in range(world.num_ranks):

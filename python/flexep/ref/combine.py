@@ -1,5 +1,5 @@
-"""Combine, by the rounding recipe: products and sums in fp32 rounded separately, each sum starting from its first
-term, a rank's partial sum rounded to the combine wire, ranks (and domains) added in ascending order.
+"""Combine, by the rounding recipe: products and sums in fp32 rounded separately, each sum starting from its
+first term, a rank's partial sum rounded to the combine wire, ranks (and domains) added in ascending order.
 
 With `exact=True` the same sums run in fp64 and nothing is rounded: the yardstick for tolerances.
 """
@@ -26,15 +26,19 @@ def _fold(partials: list[Partial], num_tokens: int, hidden: int, dtype: torch.dt
     return tokens, total[tokens]
 
 
-def _sum_ranks(plan: Plan, partials: list[Partial], num_tokens: int, wire: torch.dtype, out: torch.dtype,
-               exact: bool) -> torch.Tensor:
-    """Rounds every rank's partial sums to the wire and adds them, through domains where the world has them."""
+def _sum_ranks(
+    plan: Plan, partials: list[Partial], num_tokens: int, wire: torch.dtype, out: torch.dtype, exact: bool
+) -> torch.Tensor:
+    """Rounds every rank's partial sums to the wire and adds them, through domains where the world has
+    them."""
     world, dtype = plan.world, torch.float64 if exact else torch.float32
     wire, out = (torch.float64, torch.float64) if exact else (wire, out)
     partials = [(tokens, values.to(wire)) for tokens, values in partials]
     if world.domain_size is not None:
         starts = range(0, world.num_ranks, world.domain_size)
-        domains = [_fold(partials[d:d + world.domain_size], num_tokens, world.hidden, dtype) for d in starts]
+        domains = [
+            _fold(partials[d : d + world.domain_size], num_tokens, world.hidden, dtype) for d in starts
+        ]
         partials = [(tokens, values.to(wire)) for tokens, values in domains]
     tokens, values = _fold(partials, num_tokens, world.hidden, dtype)
     z_TH = torch.zeros(num_tokens, world.hidden, dtype=out)
@@ -42,8 +46,13 @@ def _sum_ranks(plan: Plan, partials: list[Partial], num_tokens: int, wire: torch
     return z_TH
 
 
-def _rank_partial(here_TK: torch.Tensor, local_TK: torch.Tensor, y_TKH: torch.Tensor, w_TK: torch.Tensor | None,
-                  dtype: torch.dtype) -> Partial:
+def _rank_partial(
+    here_TK: torch.Tensor,
+    local_TK: torch.Tensor,
+    y_TKH: torch.Tensor,
+    w_TK: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> Partial:
     """Sum over the slots marked in `here_TK` (those on one rank), in (expert, slot) order."""
     top_k = here_TK.shape[1]
     tokens, terms = here_TK.any(1).nonzero()[:, 0], here_TK.sum(1)
@@ -60,18 +69,30 @@ def _rank_partial(here_TK: torch.Tensor, local_TK: torch.Tensor, y_TKH: torch.Te
     return tokens, total
 
 
-def combine_slots(plan: Plan, rank: int, y_TKH: torch.Tensor, w_TK: torch.Tensor | None, wire: torch.dtype,
-                  out: torch.dtype, exact: bool = False) -> torch.Tensor:
-    """z [T, H] of one home rank, from the expert output of each of its slots; empty and dropped slots are not read."""
+def combine_slots(
+    plan: Plan,
+    rank: int,
+    y_TKH: torch.Tensor,
+    w_TK: torch.Tensor | None,
+    wire: torch.dtype,
+    out: torch.dtype,
+    exact: bool = False,
+) -> torch.Tensor:
+    """z [T, H] of one home rank, from the expert output of each of its slots; empty and dropped slots are not
+    read."""
     slot_rank, slot_local = plan.slot_rank[rank], plan.slot_local[rank]
     dtype = torch.float64 if exact else torch.float32
-    partials = [_rank_partial(slot_rank == r, slot_local, y_TKH, w_TK, dtype) for r in range(plan.world.num_ranks)]
+    partials = [
+        _rank_partial(slot_rank == r, slot_local, y_TKH, w_TK, dtype) for r in range(plan.world.num_ranks)
+    ]
     return _sum_ranks(plan, partials, len(slot_rank), wire, out, exact)
 
 
-def combine_partials(plan: Plan, rank: int, p_TRH: torch.Tensor, wire: torch.dtype, out: torch.dtype,
-                     exact: bool = False) -> torch.Tensor:
-    """z [T, H] of one home rank from partial sums that the caller made: p_TRH[t, r], read where r received token t."""
+def combine_partials(
+    plan: Plan, rank: int, p_TRH: torch.Tensor, wire: torch.dtype, out: torch.dtype, exact: bool = False
+) -> torch.Tensor:
+    """z [T, H] of one home rank from partial sums that the caller made: p_TRH[t, r], read where r received
+    token t."""
     received = plan.token_row[rank] >= 0
     tokens = [received[:, r].nonzero()[:, 0] for r in range(plan.world.num_ranks)]
     partials = [(at, p_TRH[at, r]) for r, at in enumerate(tokens)]
@@ -79,7 +100,8 @@ def combine_partials(plan: Plan, rank: int, p_TRH: torch.Tensor, wire: torch.dty
 
 
 def slots_from_rows(plan: Plan, rank: int, rows: list[torch.Tensor]) -> torch.Tensor:
-    """[T, K, ...] of a home rank from expert-major rows [rows, ...] of every rank; zero for slots without a row."""
+    """[T, K, ...] of a home rank from expert-major rows [rows, ...] of every rank; zero for slots without a
+    row."""
     slot_rank, slot_row = plan.slot_rank[rank], plan.slot_row[rank]
     out = torch.zeros((*slot_rank.shape, *rows[0].shape[1:]), dtype=rows[0].dtype)
     for r, values in enumerate(rows):
@@ -98,7 +120,8 @@ def slots_from_flat(plan: Plan, rank: int, rows: list[torch.Tensor]) -> torch.Te
 
 
 def partials_from_flat(plan: Plan, rank: int, rows: list[torch.Tensor]) -> torch.Tensor:
-    """[T, R, H] of a home rank from flat rows [N, H] of every rank; zero where a rank did not receive the token."""
+    """[T, R, H] of a home rank from flat rows [N, H] of every rank; zero where a rank did not receive the
+    token."""
     token_row = plan.token_row[rank]
     out = torch.zeros((*token_row.shape, *rows[0].shape[1:]), dtype=rows[0].dtype)
     for r, values in enumerate(rows):
@@ -112,8 +135,13 @@ def slot_values(plan: Plan, rank: int, values: list[torch.Tensor]) -> torch.Tens
     return (slots_from_rows if plan.world.layout == "expert_major" else slots_from_flat)(plan, rank, values)
 
 
-def combine(plan: Plan, ys: list[torch.Tensor], weights: list[torch.Tensor] | None = None,
-            y_layout: str | None = None, exact: bool = False) -> list[torch.Tensor]:
+def combine(
+    plan: Plan,
+    ys: list[torch.Tensor],
+    weights: list[torch.Tensor] | None = None,
+    y_layout: str | None = None,
+    exact: bool = False,
+) -> list[torch.Tensor]:
     """z of every rank from every rank's y; `weights` have the shape of Received.weights."""
     world, z = plan.world, []
     for rank in range(world.num_ranks):

@@ -13,9 +13,10 @@ from flexep.ref.world import World
 class RankPlan:
     """What one rank receives. All int64 on the CPU; `rows` is the static size, or the padded rows in use.
 
-    Expert-major position -> its origin: `source_rank`, `source_token`, `source_slot`, `expert` [rows] (global id), -1 in
-    padding and tail. Flat row -> its origin: `flat_rank`, `flat_token` [N], `expert_idx` [N, K] (local expert of slot k,
-    -1 where slot k is not a kept row here); -1 in the static tail. `row_map` [rows]: flat row of a position, -1 likewise.
+    Expert-major position -> its origin: `source_rank`, `source_token`, `source_slot`, `expert` [rows] (global
+    id), -1 in padding and tail. Flat row -> its origin: `flat_rank`, `flat_token` [N], `expert_idx` [N, K]
+    (local expert of slot k, -1 where slot k is not a kept row here); -1 in the static tail. `row_map` [rows]:
+    flat row of a position, -1 likewise.
     """
 
     counts: torch.Tensor
@@ -63,10 +64,13 @@ def kept_rows(world: World, counts: list[int]) -> list[int]:
 
 def make_plan(world: World, topk_idx: list[torch.Tensor]) -> Plan:
     """Plan of all ranks from every rank's topk_idx [T, K] (global expert, -1 empty)."""
-    slots = torch.cat([  # one line (source rank, token, slot, expert) a filled slot, in plan order inside an expert
-        torch.cat([torch.full((len(at), 1), s), at, idx.long()[idx >= 0][:, None]], dim=1)
-        for s, idx in enumerate(topk_idx) for at in [(idx >= 0).nonzero()]
-    ])
+    slots = torch.cat(
+        [  # one line (source rank, token, slot, expert) a filled slot, in plan order inside an expert
+            torch.cat([torch.full((len(at), 1), s), at, idx.long()[idx >= 0][:, None]], dim=1)
+            for s, idx in enumerate(topk_idx)
+            for at in [(idx >= 0).nonzero()]
+        ]
+    )
     by_expert = slots[torch.argsort(slots[:, 3], stable=True)]
     counts = torch.bincount(slots[:, 3], minlength=world.num_experts)
     of_expert = dict(enumerate(by_expert.split(counts.tolist())))
@@ -76,8 +80,13 @@ def make_plan(world: World, topk_idx: list[torch.Tensor]) -> Plan:
     return Plan(world, ranks, [h[0] for h in home], [h[1] for h in home], [h[2] for h in home], token_row)
 
 
-def _rank_plan(world: World, rank: int, of_expert: dict[int, torch.Tensor], home: list[torch.Tensor],
-               token_row: list[torch.Tensor]) -> RankPlan:
+def _rank_plan(
+    world: World,
+    rank: int,
+    of_expert: dict[int, torch.Tensor],
+    home: list[torch.Tensor],
+    token_row: list[torch.Tensor],
+) -> RankPlan:
     """One rank's part; also writes this rank's rows into the home views."""
     experts = world.experts_of(rank)
     counts = [len(of_expert[e]) for e in experts]
@@ -88,8 +97,8 @@ def _rank_plan(world: World, rank: int, of_expert: dict[int, torch.Tensor], home
     local_of_row = torch.full((rows,), -1)
     start = 0
     for local, e in enumerate(experts):
-        origin[start:start + kept[local]] = of_expert[e][:kept[local]]
-        local_of_row[start:start + kept[local]] = local
+        origin[start : start + kept[local]] = of_expert[e][: kept[local]]
+        local_of_row[start : start + kept[local]] = local
         start += padded[local]
     used = (origin[:, 0] >= 0).nonzero()[:, 0]
     source, token, slot, _ = origin[used].T
@@ -112,5 +121,17 @@ def _rank_plan(world: World, rank: int, of_expert: dict[int, torch.Tensor], home
         home[s][0][where], home[s][1][where], home[s][2][where] = rank, used[mine], local_of_row[used[mine]]
         token_row[s][token[mine], rank] = flat_of_used[mine]
     as_tensor = lambda values: torch.tensor(values, dtype=torch.int64)  # noqa: E731
-    return RankPlan(as_tensor(kept), as_tensor(padded), as_tensor(counts) - as_tensor(kept), origin[:, 0], origin[:, 1],
-                    origin[:, 2], origin[:, 3], flat_rank, flat_token, expert_idx, row_map, num_recv)
+    return RankPlan(
+        as_tensor(kept),
+        as_tensor(padded),
+        as_tensor(counts) - as_tensor(kept),
+        origin[:, 0],
+        origin[:, 1],
+        origin[:, 2],
+        origin[:, 3],
+        flat_rank,
+        flat_token,
+        expert_idx,
+        row_map,
+        num_recv,
+    )

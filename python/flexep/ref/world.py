@@ -10,10 +10,12 @@ import torch
 
 @dataclass(frozen=True)
 class World:
-    """The arguments of a dispatcher, for all ranks at once. Shape letters: T tokens, H hidden, K top_k, E experts, R ranks.
+    """The arguments of a dispatcher, for all ranks at once. Shape letters: T tokens, H hidden, K top_k, E
+    experts, R ranks.
 
-    `placement[e]` is the rank of expert e (None: contiguous, the first E mod R ranks hold one more). `capacity` is
-    None (exact sizes), an int (expert-major rows a rank) or a float (a factor of max_tokens * top_k).
+    `placement[e]` is the rank of expert e (None: contiguous, the first E mod R ranks hold one more).
+    `capacity` is None (exact sizes), an int (expert-major rows a rank) or a float (a factor of max_tokens *
+    top_k).
     """
 
     num_ranks: int
