@@ -16,15 +16,12 @@ from flexep.cli import _probe
 from flexep.cli._handle_kinds import AllocationProperties
 
 
-def flexep(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def flexep(*arguments: str, first_on_path: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flexep", *arguments]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "COLUMNS": "200", **environment},
-    )
+    environment = {**os.environ, "COLUMNS": "200"}
+    if first_on_path:
+        environment["PYTHONPATH"] = f"{first_on_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 
 def test_json_on_standard_output_is_the_whole_report() -> None:
@@ -62,7 +59,7 @@ def test_json_to_a_file_leaves_the_tables_on_standard_output(tmp_path: Path) -> 
 
 def test_a_machine_that_runs_nothing_exits_1_and_says_why(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('planted: torch is broken')")
-    done = flexep("doctor", "--json", "-", PYTHONPATH=str(tmp_path))
+    done = flexep("doctor", "--json", "-", first_on_path=tmp_path)
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
     assert report["torch"]["version"] is None
@@ -74,12 +71,12 @@ def test_a_machine_that_runs_nothing_exits_1_and_says_why(tmp_path: Path) -> Non
 def test_help_and_version_are_quick_and_load_no_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise AssertionError('torch was imported')")
     began = time.monotonic()
-    done = flexep("--help", PYTHONPATH=str(tmp_path))
+    done = flexep("--help", first_on_path=tmp_path)
     seconds = time.monotonic() - began
     assert done.returncode == 0, done.stderr
     assert "doctor" in done.stdout
     assert seconds < 5, "one second on a quiet machine"
-    assert flexep("--version", PYTHONPATH=str(tmp_path)).stdout.startswith("flexep ")
+    assert flexep("--version", first_on_path=tmp_path).stdout.startswith("flexep ")
 
 
 def test_unknown_command_is_bad_usage() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from flexep.build_info import build_info
 
-# The directory of the package is put on the path by hand, so that flexep/__init__.py does not take part.
+# Loaded from its file, so that flexep/__init__.py takes no part; sys.modules says that there is no torch.
 IMPORT_ALONE = """
 import importlib.machinery, importlib.util, sys
 sys.modules["torch"] = None
@@ -43,13 +43,17 @@ def module_path() -> str:
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_imports_without_torch_and_loads_no_driver(module_path: str) -> None:
     assert run(IMPORT_ALONE.format(path=module_path)).strip() == ";".join(build_info().cuda_archs)
+
+
+def test_package_imports_without_torch() -> None:
+    run("import sys; sys.modules['torch'] = None; import flexep; from flexep import _C; flexep.ArgumentError")
 
 
 def test_links_only_the_language_runtimes(module_path: str) -> None:

@@ -128,6 +128,7 @@ def _use_nccl() -> None:
     group = dist.ProcessGroupNCCL(dist.HashStore(), 0, 1, dist.ProcessGroupNCCL.Options())
     group.allreduce([torch.ones(1, device="cuda")]).wait()
     torch.cuda.synchronize()
+    group.shutdown()
 
 
 def _use_local() -> None:
