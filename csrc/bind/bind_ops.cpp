@@ -2,6 +2,7 @@
 
 #include "base/isa.h"
 #include "bind/bind.h"
+#include "ops/maps.h"
 #include "ops/rows.h"
 
 namespace py = pybind11;
@@ -88,6 +89,40 @@ void bind_ops(py::module_& m) {
       },
       py::arg("out"), py::arg("a"), py::arg("b"), py::arg("idx"), py::arg("rows"), py::arg("hidden"),
       py::arg("threads"), released);
+
+  m.def(
+      "indices_to_multihot",
+      [](Address mask, Address probs, Address idx, Address weights, std::int64_t tokens, std::int64_t top_k,
+         std::int64_t experts) {
+        indices_to_multihot(at<std::uint8_t>(mask), at<float>(probs), at<const std::int32_t>(idx),
+                            at<const float>(weights), {tokens, top_k, experts});
+      },
+      py::arg("mask"), py::arg("probs"), py::arg("idx"), py::arg("weights"), py::arg("tokens"),
+      py::arg("top_k"), py::arg("experts"), released);
+
+  m.def(
+      "multihot_to_indices",
+      [](Address idx, Address weights, Address mask, Address probs, std::int64_t tokens, std::int64_t top_k,
+         std::int64_t experts) {
+        return multihot_to_indices(at<std::int32_t>(idx), at<float>(weights), at<const std::uint8_t>(mask),
+                                   at<const float>(probs), {tokens, top_k, experts});
+      },
+      py::arg("idx"), py::arg("weights"), py::arg("mask"), py::arg("probs"), py::arg("tokens"),
+      py::arg("top_k"), py::arg("experts"), released);
+
+  m.def(
+      "widest_row",
+      [](Address mask, std::int64_t tokens, std::int64_t experts) {
+        return widest_row(at<const std::uint8_t>(mask), {tokens, 0, experts});
+      },
+      py::arg("mask"), py::arg("tokens"), py::arg("experts"), released);
+
+  m.def(
+      "pad_routing_map",
+      [](Address out, Address mask, std::int64_t tokens, std::int64_t experts, std::int64_t multiple) {
+        pad_routing_map(at<std::uint8_t>(out), at<const std::uint8_t>(mask), {tokens, 0, experts}, multiple);
+      },
+      py::arg("out"), py::arg("mask"), py::arg("tokens"), py::arg("experts"), py::arg("multiple"), released);
 }
 
 }  // namespace flexep

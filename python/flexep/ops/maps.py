@@ -1,0 +1,191 @@
+"""Routing maps: top-k indices <-> multihot masks (with weights), and the padding of a mask's columns.
+
+Shape letters: T tokens, K slots a token, E experts. On the CPU these are csrc/ops/maps.h; on CUDA, torch
+compositions. All raise ArgumentError for a wrong dtype, device or shape, and on the CPU for ids out of range
+and NaN weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flexep._native import maps as native
+from flexep.errors import ArgumentError
+from flexep.ops import _check, composite
+
+
+def indices_to_multihot(
+    topk_idx: torch.Tensor, weights: torch.Tensor | None = None, *, num_experts: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A mask of the experts that each token names.
+
+    Args:
+        topk_idx: int32 or int64 [T, K], -1 empty.
+        weights: fp32 [T, K], no NaN; differentiable.
+    Returns:
+        mask bool [T, E]; probs fp32 [T, E] (0 where the mask is not set) or None. An expert that a token
+        names twice is one entry of the mask, and its weights are added by ascending k.
+    """
+    if weights is None:
+        return multihot_mask(topk_idx, num_experts), None
+    return multihot_mask(topk_idx, num_experts), multihot_probs(topk_idx, weights, num_experts)
+
+
+def multihot_to_indices(
+    mask: torch.Tensor, probs: torch.Tensor | None = None, *, top_k: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The experts of each token, ascending, filled up with -1.
+
+    Args:
+        mask: bool [T, E].
+        probs: fp32 [T, E], no NaN; differentiable. Entries outside the mask are ignored.
+        top_k: K, at least the most experts of a token (on the CPU a larger row is refused; on CUDA its first
+            K are taken). Left out, it is the most experts of a token, for which CUDA waits.
+    Returns:
+        topk_idx int32 [T, K]; weights fp32 [T, K] (0 in empty slots) or None.
+    """
+    topk_idx = mask_indices(mask, top_k)
+    return topk_idx, None if probs is None else mask_weights(probs, topk_idx)
+
+
+def pad_routing_map(routing_map: torch.Tensor, multiple: int) -> torch.Tensor:
+    """A routing map whose every expert has a multiple of `multiple` tokens, for GEMMs on quantised blocks.
+
+    Each column with a count between multiples gains the first tokens that it lacks; columns without a token
+    stay empty. So that this is possible for any T, T < multiple included, the result has align_up(T,
+    multiple) rows: those past T stand for tokens to be appended to the batch (zero rows), and there are none
+    if T is a multiple already. Give added entries the weight 0. The argument is not changed.
+
+    Args:
+        routing_map: bool [T, E]. multiple: at least 1; 16, 32, 128 and 256 are usual.
+    Returns:
+        bool [align_up(T, multiple), E].
+    """
+    return pad_mask(routing_map, multiple)
+
+
+def _check_mask(name: str, mask: torch.Tensor) -> None:
+    if mask.dim() != 2:
+        raise ArgumentError(name, tuple(mask.shape), "2 dimensions, [tokens, experts]")
+    if mask.dtype != torch.bool:
+        raise ArgumentError(name, mask.dtype, "torch.bool")
+
+
+def _check_weights(name: str, weights: torch.Tensor, like: torch.Tensor) -> None:
+    _check.no_nan(name, weights)
+    _check.same_device(name, weights, like)
+    if weights.shape[0] != like.shape[0] or weights.dim() != 2:
+        raise ArgumentError(name, tuple(weights.shape), f"2 dimensions, {like.shape[0]} rows")
+
+
+@torch.library.custom_op("flexep::multihot_mask", mutates_args=())
+def multihot_mask(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """bool [T, E]: the experts that each token names."""
+    idx_TK = _check.expert_ids("topk_idx", topk_idx, num_experts)
+    if idx_TK.device.type == "cpu":
+        return native.indices_to_multihot(idx_TK, None, num_experts)[0]
+    return composite.multihot_mask(idx_TK, num_experts)
+
+
+@multihot_mask.register_fake
+def _multihot_mask_fake(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
+    return topk_idx.new_empty(topk_idx.shape[0], num_experts, dtype=torch.bool)
+
+
+@torch.library.custom_op("flexep::multihot_probs", mutates_args=())
+def multihot_probs(topk_idx: torch.Tensor, weights: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """fp32 [T, E]: the weight of each expert, those of repeated ids added by ascending k."""
+    idx_TK = _check.expert_ids("topk_idx", topk_idx, num_experts)
+    _check_weights("weights", weights, topk_idx)
+    if weights.shape != topk_idx.shape:
+        raise ArgumentError(
+            "weights", tuple(weights.shape), f"the shape of topk_idx, {tuple(topk_idx.shape)}"
+        )
+    if idx_TK.device.type == "cpu":
+        probs_TE = native.indices_to_multihot(idx_TK, weights, num_experts)[1]
+        assert probs_TE is not None
+        return probs_TE
+    return composite.multihot_probs(idx_TK, weights, num_experts)
+
+
+@multihot_probs.register_fake
+def _multihot_probs_fake(topk_idx: torch.Tensor, weights: torch.Tensor, num_experts: int) -> torch.Tensor:
+    return weights.new_empty(topk_idx.shape[0], num_experts)
+
+
+@torch.library.custom_op("flexep::mask_indices", mutates_args=())
+def mask_indices(mask: torch.Tensor, top_k: int | None) -> torch.Tensor:
+    """int32 [T, K]: the experts of each row of the mask, ascending, then -1."""
+    _check_mask("mask", mask)
+    on_cpu = mask.device.type == "cpu"
+    if top_k is None:
+        widest = native.widest_row(mask) if on_cpu else int(mask.sum(1).max()) if mask.numel() else 0
+        top_k = max(1, widest)
+    _check.at_least("top_k", top_k, 1)
+    if not on_cpu:
+        return composite.mask_indices(mask, top_k)
+    idx_TK, _, too_wide = native.multihot_to_indices(mask, None, top_k)
+    if too_wide >= 0:
+        raise ArgumentError(
+            "top_k", top_k, f"at least the {int(mask[too_wide].sum())} experts of token {too_wide}"
+        )
+    return idx_TK
+
+
+@mask_indices.register_fake
+def _mask_indices_fake(mask: torch.Tensor, top_k: int | None) -> torch.Tensor:
+    width = torch.library.get_ctx().new_dynamic_size(min=1) if top_k is None else top_k
+    return mask.new_empty(mask.shape[0], width, dtype=torch.int32)
+
+
+@torch.library.custom_op("flexep::mask_weights", mutates_args=())
+def mask_weights(probs: torch.Tensor, topk_idx: torch.Tensor) -> torch.Tensor:
+    """fp32 [T, K]: probs[t, topk_idx[t, k]], 0 in empty slots."""
+    _check_weights("probs", probs, topk_idx)
+    _check.expert_ids("topk_idx", topk_idx, probs.shape[1])
+    return composite.take_columns(probs, topk_idx)
+
+
+@mask_weights.register_fake
+def _mask_weights_fake(probs: torch.Tensor, topk_idx: torch.Tensor) -> torch.Tensor:
+    return probs.new_empty(topk_idx.shape)
+
+
+@torch.library.custom_op("flexep::pad_mask", mutates_args=())
+def pad_mask(mask: torch.Tensor, multiple: int) -> torch.Tensor:
+    """See pad_routing_map."""
+    _check_mask("routing_map", mask)
+    _check.at_least("multiple", multiple, 1)
+    return (
+        native.pad_routing_map(mask, multiple)
+        if mask.device.type == "cpu"
+        else composite.pad_mask(mask, multiple)
+    )
+
+
+@pad_mask.register_fake
+def _pad_mask_fake(mask: torch.Tensor, multiple: int) -> torch.Tensor:
+    return mask.new_empty((mask.shape[0] + multiple - 1) // multiple * multiple, mask.shape[1])
+
+
+def _probs_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+def _probs_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return None, composite.take_columns(grad, ctx.saved_tensors[0]), None
+
+
+def _weights_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.num_experts = inputs[0].shape[1]
+
+
+def _weights_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return composite.multihot_probs(ctx.saved_tensors[0], grad, ctx.num_experts), None
+
+
+multihot_probs.register_autograd(_probs_backward, setup_context=_probs_setup)
+mask_weights.register_autograd(_weights_backward, setup_context=_weights_setup)

@@ -1,0 +1,117 @@
+"""Padding of expert-major rows: each expert's rows lifted to a multiple of `alignment`, and back.
+Differentiable.
+
+permute pads while it moves the rows; these are for rows that are expert-major already.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flexep.errors import ArgumentError
+from flexep.ops import _check
+from flexep.ops.rows import gather_rows
+from flexep.ops.segments import begins, segment_map
+
+
+def pad(
+    x: torch.Tensor, counts: torch.Tensor, alignment: int, *, num_rows: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Puts zero rows behind each expert's rows.
+
+    Args:
+        x: [sum(counts), H] expert-major rows of any dtype, H * itemsize a multiple of 16.
+        counts: int32 or int64 [E], rows of each expert.
+        alignment: at least 1. An expert without rows gets none.
+        num_rows: rows of the result, at least the padded counts' sum, for a static shape; the tail is zero.
+            Left out, it is that sum (on CUDA: a host wait).
+    Returns:
+        padded x [N, H]; padded_counts int32 [E].
+    """
+    _check.at_least("alignment", alignment, 1)
+    padded = pad_rows(x, counts, alignment, num_rows)
+    return padded, (padded_sizes(counts.long(), alignment)).to(torch.int32)
+
+
+def unpad(
+    x: torch.Tensor, counts: torch.Tensor, alignment: int, *, num_rows: int | None = None
+) -> torch.Tensor:
+    """Takes the padding out again.
+
+    Args:
+        x: [N, H], as pad returns it. counts: int32 or int64 [E], rows of each expert without padding.
+        num_rows: rows of the result, at least sum(counts), the tail zero; left out, it is that sum (on CUDA:
+            a wait).
+    Returns:
+        [sum(counts) or num_rows, H].
+    """
+    _check.at_least("alignment", alignment, 1)
+    return unpad_rows(x, counts, alignment, num_rows)
+
+
+def padded_sizes(counts: torch.Tensor, alignment: int) -> torch.Tensor:
+    """counts, each rounded up to a multiple of `alignment`."""
+    return torch.div(counts + (alignment - 1), alignment, rounding_mode="floor") * alignment
+
+
+def _result_rows(sizes: torch.Tensor, num_rows: int | None) -> int:
+    if num_rows is not None and sizes.device.type != "cpu":
+        return num_rows
+    needed = int(sizes.sum())
+    if num_rows is not None and num_rows < needed:
+        raise ArgumentError("num_rows", num_rows, f"at least {needed} rows")
+    return needed if num_rows is None else num_rows
+
+
+@torch.library.custom_op("flexep::pad_rows", mutates_args=())
+def pad_rows(x: torch.Tensor, counts: torch.Tensor, alignment: int, num_rows: int | None) -> torch.Tensor:
+    """See pad. x may have more rows than sum(counts): the tail is not read."""
+    _check.same_device("counts", counts, x)
+    sizes = _check.sizes("counts", counts, None)
+    padded = padded_sizes(sizes, alignment)
+    _check_rows_of("x", x, sizes)
+    return gather_rows(x, segment_map(begins(sizes), sizes, padded, _result_rows(padded, num_rows)))
+
+
+@torch.library.custom_op("flexep::unpad_rows", mutates_args=())
+def unpad_rows(x: torch.Tensor, counts: torch.Tensor, alignment: int, num_rows: int | None) -> torch.Tensor:
+    """See unpad. x may have more rows than the padded counts' sum: the tail is not read."""
+    _check.same_device("counts", counts, x)
+    sizes = _check.sizes("counts", counts, None)
+    padded = padded_sizes(sizes, alignment)
+    _check_rows_of("x", x, padded)
+    return gather_rows(x, segment_map(begins(padded), sizes, sizes, _result_rows(sizes, num_rows)))
+
+
+def _check_rows_of(name: str, x: torch.Tensor, sizes: torch.Tensor) -> None:
+    if x.device.type == "cpu" and int(sizes.sum()) > x.shape[0]:
+        raise ArgumentError(name, tuple(x.shape), f"the {int(sizes.sum())} rows that counts describes")
+
+
+def _fake(x: torch.Tensor, counts: torch.Tensor, alignment: int, num_rows: int | None) -> torch.Tensor:
+    rows = torch.library.get_ctx().new_dynamic_size() if num_rows is None else num_rows
+    return x.new_empty(rows, x.shape[1])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, counts, alignment, _ = inputs
+    ctx.save_for_backward(counts)
+    ctx.alignment, ctx.rows = alignment, x.shape[0]
+
+
+def _pad_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    (counts,) = ctx.saved_tensors
+    return unpad_rows(grad.contiguous(), counts, ctx.alignment, ctx.rows), None, None, None
+
+
+def _unpad_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    (counts,) = ctx.saved_tensors
+    return pad_rows(grad.contiguous(), counts, ctx.alignment, ctx.rows), None, None, None
+
+
+pad_rows.register_fake(_fake)
+unpad_rows.register_fake(_fake)
+pad_rows.register_autograd(_pad_backward, setup_context=_setup)
+unpad_rows.register_autograd(_unpad_backward, setup_context=_setup)

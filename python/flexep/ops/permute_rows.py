@@ -1,0 +1,164 @@
+"""The custom ops beneath permute and unpermute: schema, CPU and CUDA implementation, fake kernel, autograd.
+
+row_map int32 [T, K] and row_src int32 [N] are inverses of each other (see flexep.ops.permute.Permuted); each
+op's backward is the other op, so what one direction needs the other has already.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flexep._native import rows as native
+from flexep._native.plan import PlanTable, assign_rows, count_slots, invert_rows, resolve
+from flexep.errors import ArgumentError
+from flexep.ops import _check
+from flexep.ops.composite import gather_rows as composite_gather
+from flexep.ops.rows import dot_rows, reduce_rows
+
+
+def token_of_row(row_src: torch.Tensor, top_k: int) -> torch.Tensor:
+    """int32 [N]: the token of each row, -1 on padding (the floor of -1 / K is -1)."""
+    return torch.div(row_src, max(top_k, 1), rounding_mode="floor")
+
+
+def take(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """values, flattened, at `index`; 0 where the index is -1. The index -1 names the zero put at the end."""
+    return torch.cat([values.reshape(-1), values.new_zeros(1)])[index.long()]
+
+
+@torch.library.custom_op("flexep::plan_permutation", mutates_args=())
+def plan_permutation(
+    topk_idx: torch.Tensor, num_experts: int, alignment: int, num_rows: int | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The one-rank plan: topk_idx int32, row_map, row_src, counts, padded_counts, dropped (Permuted has the
+    words)."""
+    idx_TK = _check.expert_ids("routing", topk_idx, num_experts)
+    _check.at_least("alignment", alignment, 1)
+    if num_rows is not None:
+        _check.at_least("num_rows", num_rows, 0)
+    if idx_TK is topk_idx:
+        idx_TK = idx_TK.clone()  # an op's output may not be its input
+    table = PlanTable(num_experts, 1)
+    counts_E, _ = count_slots(idx_TK, table)
+    resolved = resolve(counts_E.unsqueeze(0), table, alignment, num_rows)
+    assigned = assign_rows(idx_TK, 0, resolved, table, num_send=idx_TK.shape[0])
+    row_map = assigned.slot_row
+    row_src = invert_rows(row_map, int(resolved.rows_R[0]) if num_rows is None else num_rows)
+    padded_E = (resolved.kept_E + (alignment - 1)) // alignment * alignment
+    return idx_TK, row_map, row_src, resolved.kept_E, padded_E.to(torch.int32), resolved.dropped_E
+
+
+@plan_permutation.register_fake
+def _plan_fake(
+    topk_idx: torch.Tensor, num_experts: int, alignment: int, num_rows: int | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    rows = torch.library.get_ctx().new_dynamic_size() if num_rows is None else num_rows
+    ints = [topk_idx.new_empty(num_experts, dtype=torch.int32) for _ in range(3)]
+    maps = [
+        torch.empty_like(topk_idx, dtype=torch.int32, memory_format=torch.contiguous_format) for _ in range(2)
+    ]
+    return maps[0], maps[1], topk_idx.new_empty(rows, dtype=torch.int32), ints[0], ints[1], ints[2]
+
+
+@torch.library.custom_op("flexep::permute_rows", mutates_args=(), device_types="cpu")
+def permute_rows(
+    x: torch.Tensor, row_map: torch.Tensor, row_src: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """out[row_map[t, k]] = x[t], or round(weights[t, k] * x[t]); padding rows +0. [N, H] in x's dtype."""
+    return native.expand_rows(x, row_map, row_src, weights)
+
+
+@permute_rows.register_kernel("cuda")
+def _permute_cuda(
+    x: torch.Tensor, row_map: torch.Tensor, row_src: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    native.check_rows("src", x, floats=weights is not None)
+    _check.same_device("row_map", row_map, x)
+    _check.same_device("row_src", row_src, x)
+    weights_N = None if weights is None else take(weights, row_src)
+    return composite_gather(x, token_of_row(row_src, row_map.shape[1]), weights_N)
+
+
+@permute_rows.register_fake
+def _permute_fake(
+    x: torch.Tensor, row_map: torch.Tensor, row_src: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    return x.new_empty(row_src.shape[0], x.shape[1])
+
+
+@torch.library.custom_op("flexep::unpermute_rows", mutates_args=())
+def unpermute_rows(
+    y: torch.Tensor, row_map: torch.Tensor, row_src: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """out[t] = sum of (weights[t, k] *) y[row_map[t, k]] by ascending row, as reduce_rows; [T, H] in y's
+    dtype."""
+    return reduce_rows(y, row_map, weights, y.dtype, True)
+
+
+@unpermute_rows.register_fake
+def _unpermute_fake(
+    y: torch.Tensor, row_map: torch.Tensor, row_src: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    return y.new_empty(row_map.shape[0], y.shape[1])
+
+
+@torch.library.custom_op("flexep::permute_weights", mutates_args=())
+def permute_weights(weights: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    """fp32 weights to the places that `inverse` describes: out[i] = weights.flatten()[inverse[i]], 0 where
+    -1.
+
+    `index`, of the shape of `weights`, holds where each weight goes. (row_map, row_src) takes weights of
+    slots to rows, (row_src, row_map) of rows to slots.
+    """
+    _check.same_device("weights", weights, index)
+    _check.no_nan("weights", weights)
+    if weights.shape != index.shape:
+        raise ArgumentError("weights", tuple(weights.shape), f"shape {tuple(index.shape)}")
+    return take(weights, inverse)
+
+
+@permute_weights.register_fake
+def _permute_weights_fake(weights: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    return weights.new_empty(inverse.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    rows, row_map, row_src, weights = inputs
+    # The rows are kept for the weights' gradient alone.
+    keep = rows if weights is not None and ctx.needs_input_grad[3] else None
+    ctx.save_for_backward(row_map, row_src, weights, keep)
+
+
+def _permute_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    row_map, row_src, weights, x = ctx.saved_tensors
+    grad = grad.contiguous()
+    grad_x = unpermute_rows(grad, row_map, row_src, weights) if ctx.needs_input_grad[0] else None
+    grad_weights = None
+    if x is not None:
+        grad_weights = take(dot_rows(grad, x, token_of_row(row_src, row_map.shape[1])), row_map)
+    return grad_x, None, None, grad_weights
+
+
+def _unpermute_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    row_map, row_src, weights, y = ctx.saved_tensors
+    grad = grad.contiguous()
+    grad_y = permute_rows(grad, row_map, row_src, weights) if ctx.needs_input_grad[0] else None
+    grad_weights = None
+    if y is not None:
+        grad_weights = take(dot_rows(y, grad, token_of_row(row_src, row_map.shape[1])), row_map)
+    return grad_y, None, None, grad_weights
+
+
+def _save_index(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _permute_weights_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return take(grad, ctx.saved_tensors[0]), None, None
+
+
+permute_rows.register_autograd(_permute_backward, setup_context=_save)
+unpermute_rows.register_autograd(_unpermute_backward, setup_context=_save)
+permute_weights.register_autograd(_permute_weights_backward, setup_context=_save_index)
