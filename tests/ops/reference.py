@@ -80,3 +80,37 @@ def loop_dot(a: torch.Tensor, b: torch.Tensor, idx: torch.Tensor) -> torch.Tenso
             lanes = lanes[:half] + lanes[half : 2 * half]
         out[m] = lanes[0]
     return out
+
+
+def loop_permute(
+    idx: torch.Tensor, num_experts: int, alignment: int, num_rows: int | None
+) -> dict[str, list]:
+    """Expert-major rows by the definition: every row listed, the kept set found by trying each cut from above."""
+    slots = [
+        [(t, k) for t, row in enumerate(idx.tolist()) for k, e in enumerate(row) if e == expert]
+        for expert in range(num_experts)
+    ]
+
+    def padded(count: int) -> int:
+        return -(-count // alignment) * alignment
+
+    cut = max(map(len, slots), default=0)
+    if num_rows is not None:
+        while sum(padded(min(len(s), cut)) for s in slots) > num_rows:
+            cut -= 1
+    top_k = idx.shape[1]
+    row_map = [[-1] * top_k for _ in range(idx.shape[0])]
+    row_src: list[int] = []
+    for s in slots:
+        for t, k in s[:cut]:
+            row_map[t][k] = len(row_src)
+            row_src.append(t * top_k + k)
+        row_src += [-1] * (padded(min(len(s), cut)) - min(len(s), cut))
+    row_src += [-1] * ((len(row_src) if num_rows is None else num_rows) - len(row_src))
+    return {
+        "row_map": row_map,
+        "row_src": row_src,
+        "counts": [min(len(s), cut) for s in slots],
+        "padded_counts": [padded(min(len(s), cut)) for s in slots],
+        "dropped": [len(s) - min(len(s), cut) for s in slots],
+    }

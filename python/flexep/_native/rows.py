@@ -142,7 +142,8 @@ def expand_rows(
     _C.expand_rows(
         out=out_NH.data_ptr(), src=_rows(src_TH, code), row_map=row_map_TK.data_ptr(),
         row_src=row_src_N.data_ptr(), weights=_address(weights_TK), tokens=tokens, top_k=top_k,
-        rows=row_src_N.shape[0], hidden=hidden if code != _BYTES else hidden * src_TH.element_size(), threads=torch.get_num_threads(),
+        rows=row_src_N.shape[0], hidden=hidden if code != _BYTES else hidden * src_TH.element_size(),
+        threads=torch.get_num_threads(),
     )  # fmt: skip
     return out_NH
 
