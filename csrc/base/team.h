@@ -13,7 +13,8 @@ struct Solo {
   FLEXEP_HD void sync() const {}
 };
 
-/// The half-open range of [0, n) that lane `rank` of `size` owns: contiguous, so that lane order is index order.
+/// The half-open range of [0, n) that lane `rank` of `size` owns: contiguous, so that lane order is index
+/// order.
 struct LaneRange {
   int begin, end;
   template <class Team>

@@ -31,39 +31,44 @@ TableView table(int experts, int ranks, Address place_of_expert, Address rank_of
   return {experts, ranks, at(place_of_expert), at(rank_of_place), at(rank_begin)};
 }
 
-void count_slots(const TableView& t, Address topk_idx, int tokens, int top_k, Address counts, Address rank_tokens,
-                 Address workspace, Stream stream) {
+void count_slots(const TableView& t, Address topk_idx, int tokens, int top_k, Address counts,
+                 Address rank_tokens, Address workspace, Stream stream) {
   run(CountSlots{at(topk_idx), tokens, top_k, t, at(counts), at(rank_tokens), at(workspace)}, stream);
 }
 
-void resolve_rows(const TableView& t, Address counts, int alignment, int64_t capacity, Address base, Address start,
-                  Address kept, Address dropped, Address cut, Address num_rows, Stream stream) {
+void resolve_rows(const TableView& t, Address counts, int alignment, int64_t capacity, Address base,
+                  Address start, Address kept, Address dropped, Address cut, Address num_rows,
+                  Stream stream) {
   run(ResolveRows{at(counts), t, alignment, capacity, at(base), at(start), at(kept), at(dropped), at(cut),
                   at<int64_t>(num_rows)},
       stream);
 }
 
-void assign_rows(const TableView& t, Address topk_idx, int tokens, int top_k, Address base, Address start, Address cut,
-                 int split, int num_send, Address slot_row, Address slot_rank, Address slot_send, Address send_row,
-                 Address send_rank, Address send_token, Address send_counts, Address workspace, Stream stream) {
+void assign_rows(const TableView& t, Address topk_idx, int tokens, int top_k, Address base, Address start,
+                 Address cut, int split, int num_send, Address slot_row, Address slot_rank, Address slot_send,
+                 Address send_row, Address send_rank, Address send_token, Address send_counts,
+                 Address workspace, Stream stream) {
   run(AssignRows{at(topk_idx), tokens, top_k, t, at(base), at(start), at(cut), split, num_send, at(slot_row),
                  at(slot_rank), at(slot_send), at(send_row), at(send_rank), at(send_token), at(send_counts),
                  at(workspace)},
       stream);
 }
 
-void pack_meta(Address slot_row, Address slot_send, Address send_token, Address weights, int tokens, int top_k,
-               int num_send, Address meta, Stream stream) {
-  run(PackMeta{at(slot_row), at(slot_send), at(send_token), at(weights), tokens, top_k, num_send, at(meta)}, stream);
+void pack_meta(Address slot_row, Address slot_send, Address send_token, Address weights, bool has_weights,
+               int tokens, int top_k, int num_send, Address meta, Stream stream) {
+  run(PackMeta{at(slot_row), at(slot_send), at(send_token), at(weights), has_weights, tokens, top_k, num_send,
+               at(meta)},
+      stream);
 }
 
 void invert_rows(Address rows, int received, int top_k, int num_rows, Address row_src, Stream stream) {
   run(InvertRows{at(rows), received, top_k, num_rows, at(row_src)}, stream);
 }
 
-void compact_rows(Address rows, Address rows_rank, int rank, int padded, int top_k, int num_compact, Address source,
-                  Address compact, Address workspace, Stream stream) {
-  run(CompactRows{at(rows), at(rows_rank), rank, padded, top_k, num_compact, at(source), at(compact), at(workspace)},
+void compact_rows(Address rows, Address rows_rank, int rank, int padded, int top_k, int num_compact,
+                  Address source, Address compact, Address workspace, Stream stream) {
+  run(CompactRows{at(rows), at(rows_rank), rank, padded, top_k, num_compact, at(source), at(compact),
+                  at(workspace)},
       stream);
 }
 
@@ -71,33 +76,37 @@ int plan_lanes(bool on_device) { return on_device ? kPlanLanes : 1; }
 
 int64_t plan_workspace_ints(int experts, int ranks, bool on_device) {
   const int lanes = plan_lanes(on_device);
-  return std::max(CountSlots::workspace_ints(experts, ranks, lanes), AssignRows::workspace_ints(experts, ranks, lanes));
+  return std::max(CountSlots::workspace_ints(experts, ranks, lanes),
+                  AssignRows::workspace_ints(experts, ranks, lanes));
 }
 
 }  // namespace
 
 void bind_plan(py::module_& m) {
-  py::class_<TableView>(m, "TableView").def(py::init(&table), py::arg("experts"), py::arg("ranks"),
-                                            py::arg("place_of_expert"), py::arg("rank_of_place"), py::arg("rank_begin"));
+  py::class_<TableView>(m, "TableView")
+      .def(py::init(&table), py::arg("experts"), py::arg("ranks"), py::arg("place_of_expert"),
+           py::arg("rank_of_place"), py::arg("rank_begin"));
   m.def("count_slots", &count_slots, py::arg("table"), py::kw_only(), py::arg("topk_idx"), py::arg("tokens"),
         py::arg("top_k"), py::arg("counts"), py::arg("rank_tokens"), py::arg("workspace"), py::arg("stream"));
-  m.def("resolve_rows", &resolve_rows, py::arg("table"), py::kw_only(), py::arg("counts"), py::arg("alignment"),
-        py::arg("capacity"), py::arg("base"), py::arg("start"), py::arg("kept"), py::arg("dropped"), py::arg("cut"),
-        py::arg("num_rows"), py::arg("stream"));
+  m.def("resolve_rows", &resolve_rows, py::arg("table"), py::kw_only(), py::arg("counts"),
+        py::arg("alignment"), py::arg("capacity"), py::arg("base"), py::arg("start"), py::arg("kept"),
+        py::arg("dropped"), py::arg("cut"), py::arg("num_rows"), py::arg("stream"));
   m.def("assign_rows", &assign_rows, py::arg("table"), py::kw_only(), py::arg("topk_idx"), py::arg("tokens"),
-        py::arg("top_k"), py::arg("base"), py::arg("start"), py::arg("cut"), py::arg("split"), py::arg("num_send"),
-        py::arg("slot_row"), py::arg("slot_rank"), py::arg("slot_send"), py::arg("send_row"), py::arg("send_rank"),
-        py::arg("send_token"), py::arg("send_counts"), py::arg("workspace"), py::arg("stream"));
-  m.def("pack_meta", &pack_meta, py::kw_only(), py::arg("slot_row"), py::arg("slot_send"), py::arg("send_token"),
-        py::arg("weights"), py::arg("tokens"), py::arg("top_k"), py::arg("num_send"), py::arg("meta"),
-        py::arg("stream"));
+        py::arg("top_k"), py::arg("base"), py::arg("start"), py::arg("cut"), py::arg("split"),
+        py::arg("num_send"), py::arg("slot_row"), py::arg("slot_rank"), py::arg("slot_send"),
+        py::arg("send_row"), py::arg("send_rank"), py::arg("send_token"), py::arg("send_counts"),
+        py::arg("workspace"), py::arg("stream"));
+  m.def("pack_meta", &pack_meta, py::kw_only(), py::arg("slot_row"), py::arg("slot_send"),
+        py::arg("send_token"), py::arg("weights"), py::arg("has_weights"), py::arg("tokens"),
+        py::arg("top_k"), py::arg("num_send"), py::arg("meta"), py::arg("stream"));
   m.def("invert_rows", &invert_rows, py::kw_only(), py::arg("rows"), py::arg("received"), py::arg("top_k"),
         py::arg("num_rows"), py::arg("row_src"), py::arg("stream"));
   m.def("compact_rows", &compact_rows, py::kw_only(), py::arg("rows"), py::arg("rows_rank"), py::arg("rank"),
         py::arg("padded"), py::arg("top_k"), py::arg("num_compact"), py::arg("source"), py::arg("compact"),
         py::arg("workspace"), py::arg("stream"));
   m.def("plan_lanes", &plan_lanes, py::arg("on_device"));
-  m.def("plan_workspace_ints", &plan_workspace_ints, py::arg("experts"), py::arg("ranks"), py::arg("on_device"));
+  m.def("plan_workspace_ints", &plan_workspace_ints, py::arg("experts"), py::arg("ranks"),
+        py::arg("on_device"));
 }
 
 }  // namespace flexep

@@ -1,4 +1,5 @@
-// Runs a plan step: on the host by one lane, on a GPU by one CTA whose threads are the lanes. Same text, same integers.
+// Runs a plan step: on the host by one lane, on a GPU by one CTA whose threads are the lanes. Same text, same
+// integers.
 #pragma once
 #include <cstdint>
 
@@ -13,8 +14,8 @@ namespace flexep {
 /// Lanes of the CTA that runs a plan step; workspaces are sized with it.
 inline constexpr int kPlanLanes = 256;
 
-/// Enqueues one plan step on a CUDA stream and returns at once. Throws NotBuilt when this build has no CUDA side,
-/// Error when the launch is refused.
+/// Enqueues one plan step on a CUDA stream and returns at once. Throws NotBuilt when this build has no CUDA
+/// side, Error when the launch is refused.
 template <class Step>
 void launch_plan(const Step& step, uintptr_t stream);
 

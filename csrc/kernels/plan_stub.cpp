@@ -7,7 +7,8 @@ namespace flexep {
 
 template <class Step>
 void launch_plan(const Step&, uintptr_t) {
-  throw NotBuilt("the plan for CUDA tensors is not in this build; build with nvcc on PATH and -DFLEXEP_CUDA=ON");
+  throw NotBuilt(
+      "the plan for CUDA tensors is not in this build; build with nvcc on PATH and -DFLEXEP_CUDA=ON");
 }
 
 template void launch_plan(const CountSlots&, uintptr_t);

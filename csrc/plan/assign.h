@@ -1,8 +1,8 @@
 // Step 3 of the plan: the row of every slot, and the order in which one source rank's tokens leave.
 //
-// Order is fixed: inside a place by (source rank, token, slot); to a rank by token. Lanes own contiguous token
-// ranges and learn where their range begins from a scan over lanes, so no atomic decides an order and any number
-// of lanes writes the same integers.
+// Order is fixed: inside a place by (source rank, token, slot); to a rank by token. Lanes own contiguous
+// token ranges and learn where their range begins from a scan over lanes, so no atomic decides an order and
+// any number of lanes writes the same integers.
 #pragma once
 #include <cstdint>
 
@@ -37,10 +37,10 @@ struct AssignRows {
   template <class Team>
   FLEXEP_HD void operator()(const Team& team) const {
     const int E = table.experts, R = table.ranks, lanes = team.size();
-    int32_t* place_cursor = workspace;                                                          // [lanes, E]
-    int32_t* rank_cursor = workspace + static_cast<long long>(lanes) * E;                       // [lanes, R]
-    int32_t* last_token = rank_cursor + static_cast<long long>(lanes) * R;                      // [lanes, R]
-    int32_t* send_begin = last_token + static_cast<long long>(lanes) * R;                       // [R]
+    int32_t* place_cursor = workspace;                                      // [lanes, E]
+    int32_t* rank_cursor = workspace + static_cast<long long>(lanes) * E;   // [lanes, R]
+    int32_t* last_token = rank_cursor + static_cast<long long>(lanes) * R;  // [lanes, R]
+    int32_t* send_begin = last_token + static_cast<long long>(lanes) * R;   // [R]
     const LaneRange mine(team, tokens);
 
     count_places(team, mine, place_cursor + static_cast<long long>(team.rank()) * E);
@@ -66,7 +66,8 @@ struct AssignRows {
   }
 
  private:
-  /// Exclusive scan down one column of a [lanes, stride] table, starting from `first`; returns the sum less `first`.
+  /// Exclusive scan down one column of a [lanes, stride] table, starting from `first`; returns the sum less
+  /// `first`.
   static FLEXEP_HD int32_t scan_lanes(int32_t* column, int stride, int lanes, int32_t first) {
     int32_t sum = first;
     for (int l = 0; l < lanes; ++l) {
@@ -81,13 +82,15 @@ struct AssignRows {
   FLEXEP_HD void count_places(const Team& team, const LaneRange& mine, int32_t* counts) const {
     for (int p = 0; p < table.experts; ++p) counts[p] = 0;
     if (team.rank() == team.size() - 1) return;  // nobody begins after the last lane
-    for (long long i = static_cast<long long>(mine.begin) * top_k; i < static_cast<long long>(mine.end) * top_k; ++i) {
+    for (long long i = static_cast<long long>(mine.begin) * top_k;
+         i < static_cast<long long>(mine.end) * top_k; ++i) {
       const int p = table.place(topk_idx[i]);
       if (p >= 0) ++counts[p];
     }
   }
 
-  FLEXEP_HD void place_slots(const LaneRange& mine, int32_t* place_cursor, int32_t* rank_count, int32_t* last_token) const {
+  FLEXEP_HD void place_slots(const LaneRange& mine, int32_t* place_cursor, int32_t* rank_count,
+                             int32_t* last_token) const {
     for (int r = 0; r < table.ranks; ++r) rank_count[r] = 0, last_token[r] = -1;
     for (int t = mine.begin; t < mine.end; ++t) {
       for (int k = 0; k < top_k; ++k) {

@@ -1,4 +1,5 @@
-// Step 1 of the plan: what one rank publishes. Rows per place and distinct tokens per rank, never a T x E map.
+// Step 1 of the plan: what one rank publishes. Rows per place and distinct tokens per rank, never a T x E
+// map.
 #pragma once
 #include <cstdint>
 
@@ -23,7 +24,8 @@ struct CountSlots {
   FLEXEP_HD void operator()(const Team& team) const {
     const int E = table.experts, R = table.ranks, lanes = team.size();
     int32_t* lane_counts = workspace + static_cast<long long>(team.rank()) * E;
-    int32_t* lane_tokens = workspace + static_cast<long long>(lanes) * E + static_cast<long long>(team.rank()) * 2 * R;
+    int32_t* lane_tokens =
+        workspace + static_cast<long long>(lanes) * E + static_cast<long long>(team.rank()) * 2 * R;
     int32_t* last_token = lane_tokens + R;  // the last token counted for each rank: counts a token once
     for (int p = 0; p < E; ++p) lane_counts[p] = 0;
     for (int r = 0; r < R; ++r) lane_tokens[r] = 0, last_token[r] = -1;

@@ -1,7 +1,8 @@
-// Step 4 of the plan: the receiver's side. Row metadata travels with each token; here it is packed by the source
-// and turned into maps by the receiver.
+// Step 4 of the plan: the receiver's side. Row metadata travels with each token; here it is packed by the
+// source and turned into maps by the receiver.
 //
-// One metadata row: { source token, destination row of slot 0..K-1 or -1 [, weight of slot 0..K-1 as fp32 bits] }.
+// One metadata row: { source token, destination row of slot 0..K-1 or -1 [, weight of slot 0..K-1 as fp32
+// bits] }.
 #pragma once
 #include <cstdint>
 
@@ -10,16 +11,18 @@
 namespace flexep {
 
 struct PackMeta {
-  const int32_t* slot_row;      // [tokens, top_k]
-  const int32_t* slot_send;     // [tokens, top_k]
-  const int32_t* send_token;    // [num_send]
-  const int32_t* weights_bits;  // [tokens, top_k] fp32 bits, or null: no weights travel
+  const int32_t* slot_row;    // [tokens, top_k]
+  const int32_t* slot_send;   // [tokens, top_k]
+  const int32_t* send_token;  // [num_send]
+  const int32_t*
+      weights_bits;  // [tokens, top_k] fp32 bits; not read unless has_weights (an empty tensor is null too)
+  bool has_weights;
   int tokens, top_k, num_send;
   int32_t* meta;  // out [num_send, 1 + top_k (+ top_k)]
 
   template <class Team>
   FLEXEP_HD void operator()(const Team& team) const {
-    const int width = 1 + top_k * (weights_bits ? 2 : 1);
+    const int width = 1 + top_k * (has_weights ? 2 : 1);
     for (int i = team.rank(); i < num_send; i += team.size()) {
       int32_t* row = meta + static_cast<long long>(i) * width;
       row[0] = send_token[i];
@@ -33,7 +36,7 @@ struct PackMeta {
         if (slot_send[i] < 0) continue;
         int32_t* row = meta + static_cast<long long>(slot_send[i]) * width;
         row[1 + k] = slot_row[i];
-        if (weights_bits) row[1 + top_k + k] = weights_bits[i];
+        if (has_weights) row[1 + top_k + k] = weights_bits[i];
       }
     }
   }
@@ -72,7 +75,8 @@ struct CompactRows {
     for (int i = mine.begin; i < mine.end; ++i) n += is_kept(i);
     workspace[team.rank()] = n;
     for (int i = team.rank(); i < num_compact; i += team.size()) source[i] = -1;
-    for (long long i = team.rank(); i < static_cast<long long>(num_compact) * top_k; i += team.size()) compact_rows[i] = -1;
+    for (long long i = team.rank(); i < static_cast<long long>(num_compact) * top_k; i += team.size())
+      compact_rows[i] = -1;
     team.sync();
     int at = 0;
     for (int l = 0; l < team.rank(); ++l) at += workspace[l];

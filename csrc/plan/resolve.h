@@ -2,7 +2,8 @@
 //
 // Kept-set rule (static capacity): for each rank, over its own places, the largest cut c for which
 // sum over places of align_up(min(count, c)) <= capacity; each place keeps its first c rows in plan order.
-// Every rank computes this from the same counts, so the kept set is the same everywhere before anything is sent.
+// Every rank computes this from the same counts, so the kept set is the same everywhere before anything is
+// sent.
 #pragma once
 #include <cstdint>
 
@@ -34,7 +35,8 @@ struct ResolveRows {
   FLEXEP_HD int32_t find_cut(int rank, const int32_t* totals) const {
     if (capacity < 0) return INT32_MAX;
     int64_t fits = 0, high = 0;  // padded_rows grows with c and cannot grow past the largest total
-    for (int p = table.rank_begin[rank]; p < table.rank_begin[rank + 1]; ++p) high = totals[p] > high ? totals[p] : high;
+    for (int p = table.rank_begin[rank]; p < table.rank_begin[rank + 1]; ++p)
+      high = totals[p] > high ? totals[p] : high;
     while (fits < high) {
       const int64_t c = fits + (high - fits + 1) / 2;
       if (padded_rows(rank, totals, c) <= capacity)

@@ -13,8 +13,8 @@ struct TableView {
   const int32_t* rank_of_place;    // [experts]
   const int32_t* rank_begin;       // [ranks + 1] first place of each rank
 
-  /// Place of an expert id, or -1 for an empty slot. Ids outside [0, experts) count as empty: the caller has refused
-  /// or counted them, and a plan must never read outside its tables.
+  /// Place of an expert id, or -1 for an empty slot. Ids outside [0, experts) count as empty: the caller has
+  /// refused or counted them, and a plan must never read outside its tables.
   FLEXEP_HD int place(int32_t expert) const {
     return expert >= 0 && expert < experts ? place_of_expert[expert] : -1;
   }

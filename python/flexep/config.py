@@ -1,4 +1,5 @@
-"""The arguments of a Dispatcher as one frozen value that validates itself and can be compared between ranks."""
+"""The arguments of a Dispatcher as one frozen value that validates itself and can be compared between
+ranks."""
 
 from __future__ import annotations
 
@@ -17,18 +18,14 @@ OVERFLOWS = ("error", "drop")
 REDUCTIONS = ("ordered", "fast")
 
 
-def _require(name: str, value: object, accepted: bool, expected: str) -> None:
-    if not accepted:
-        raise ArgumentError(name, value, expected)
-
-
 def _is_int(value: object, at_least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
 
 
 @dataclass(frozen=True, kw_only=True)
 class DispatcherConfig:
-    """Arguments of `flexep.Dispatcher`; see there. `num_ranks` is the group's size, `backend` the resolved name."""
+    """Arguments of `flexep.Dispatcher`; see there. `num_ranks` is the group's size, `backend` the resolved
+    name."""
 
     num_ranks: int
     num_experts: int
@@ -51,49 +48,56 @@ class DispatcherConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("num_experts", 1), ("hidden", 1), ("max_tokens", 0), ("alignment", 1)):
-            value = getattr(self, name)
-            _require(name, value, _is_int(value, least), f"an integer of at least {least}")
-        _require("top_k", self.top_k, _is_int(self.top_k, 1) and self.top_k <= MAX_TOP_K, f"1 to {MAX_TOP_K}")
-        _require("dtype", self.dtype, self.dtype in WIRES.values(), "torch.bfloat16, torch.float16 or torch.float32")
-        row_bytes = self.hidden * self.dtype.itemsize
-        _require("hidden", self.hidden, row_bytes % ROW_BYTES == 0,
-                 f"rows of a multiple of {ROW_BYTES} bytes ({self.hidden} x {self.dtype} is {row_bytes} bytes)")  # fmt: skip
-        _require("wire", self.wire, self.wire is None or WIRES.get(self.wire) == self.dtype,
-                 f"None or the wire of the dispatcher's dtype, {self.dtype}")  # fmt: skip
-        _require("combine_wire", self.combine_wire, self.combine_wire is None or self.combine_wire in WIRES,
-                 f"None or one of {', '.join(WIRES)}")  # fmt: skip
-        size = self.domain_size
-        _require("domain_size", size, size is None or (_is_int(size, 1) and self.num_ranks % size == 0),
-                 f"None or a divisor of the {self.num_ranks} ranks")  # fmt: skip
-        _require("layout", self.layout, self.layout in LAYOUTS, f"one of {', '.join(LAYOUTS)}")
-        _require("overflow", self.overflow, self.overflow in OVERFLOWS, f"one of {', '.join(OVERFLOWS)}")
-        _require("reduction", self.reduction, self.reduction in REDUCTIONS, f"one of {', '.join(REDUCTIONS)}")
-        _require("reduction", self.reduction, self.reduction == "ordered" or self.backend == "allgather",
-                 "'ordered': only the allgather back end has a fast reduction")  # fmt: skip
-        _require("num_sms", self.num_sms, self.num_sms is None or _is_int(self.num_sms, 1), "None or at least 1")
-        _require("timeout", self.timeout, isinstance(self.timeout, (int, float)) and 0 < self.timeout < math.inf,
-                 "a positive number of seconds")  # fmt: skip
+            self._require(name, _is_int(getattr(self, name), least), f"an integer of at least {least}")
+        self._require("top_k", _is_int(self.top_k, 1) and self.top_k <= MAX_TOP_K, f"1 to {MAX_TOP_K}")
+        self._require("dtype", self.dtype in WIRES.values(), f"one of {', '.join(map(str, WIRES.values()))}")
+        self._require(
+            "hidden",
+            self.row_bytes % ROW_BYTES == 0,
+            f"rows of a multiple of {ROW_BYTES} bytes ({self.hidden} x {self.dtype} is {self.row_bytes})",
+        )
+        same = self.wire is None or WIRES.get(self.wire) == self.dtype
+        self._require("wire", same, f"None or the wire of the dispatcher's dtype, {self.dtype}")
+        known = self.combine_wire is None or self.combine_wire in WIRES
+        self._require("combine_wire", known, f"None or one of {', '.join(WIRES)}")
+        divides = self.domain_size is None or (
+            _is_int(self.domain_size, 1) and self.num_ranks % self.domain_size == 0
+        )
+        self._require("domain_size", divides, f"None or a divisor of the {self.num_ranks} ranks")
+        for name, values in (("layout", LAYOUTS), ("overflow", OVERFLOWS), ("reduction", REDUCTIONS)):
+            self._require(name, getattr(self, name) in values, f"one of {', '.join(values)}")
+        ordered = self.reduction == "ordered" or self.backend == "allgather"
+        self._require("reduction", ordered, "'ordered': only the allgather back end has a fast reduction")
+        self._require("num_sms", self.num_sms is None or _is_int(self.num_sms, 1), "None or at least 1")
+        bounded = isinstance(self.timeout, (int, float)) and 0 < self.timeout < math.inf
+        self._require("timeout", bounded, "a positive number of seconds")
         self._check_capacity()
 
+    def _require(self, name: str, accepted: bool, expected: str) -> None:
+        if not accepted:
+            raise ArgumentError(name, getattr(self, name), expected)
+
     def _check_capacity(self) -> None:
-        capacity = self.capacity
-        if capacity is None:
+        if self.capacity is None:
             return
-        is_factor = isinstance(capacity, float) and 0 < capacity < math.inf
-        _require("capacity", capacity, is_factor or _is_int(capacity, 1),
-                 "None, a positive factor (float) or a number of rows (int)")  # fmt: skip
-        held = [0] * self.num_ranks
+        is_factor = isinstance(self.capacity, float) and 0 < self.capacity < math.inf
+        self._require(
+            "capacity",
+            is_factor or _is_int(self.capacity, 1),
+            "None, a positive factor (float) or a number of rows (int)",
+        )
+        most = self._most_local_experts()
+        least, rows = most * self.alignment, self.capacity_rows
+        self._require(
+            "capacity",
+            rows is not None and least <= rows < 2**31,
+            f"at least {least} rows ({most} local experts x alignment {self.alignment}), not {rows}",
+        )
+
+    def _most_local_experts(self) -> int:
         if self.placement is None:
-            held = [self.num_experts // self.num_ranks + (r < self.num_experts % self.num_ranks) for r in range(self.num_ranks)]
-        else:
-            for rank in self.placement:
-                if 0 <= rank < self.num_ranks:  # a rank outside is refused where the table is made
-                    held[rank] += 1
-        least = max(held) * self.alignment
-        rows = self.capacity_rows
-        assert rows is not None
-        _require("capacity", capacity, least <= rows < 2**31,
-                 f"at least {least} rows ({max(held)} local experts x alignment {self.alignment}), not {rows}")  # fmt: skip
+            return -(-self.num_experts // self.num_ranks)
+        return max(self.placement.count(rank) for rank in range(self.num_ranks))
 
     @property
     def capacity_rows(self) -> int | None:

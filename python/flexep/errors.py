@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class FlexEPError(Exception):
     """Base class of every error that FlexEP raises on purpose."""
@@ -23,6 +25,10 @@ class ArgumentError(FlexEPError, ValueError):
         return (type(self), (self.argument, self.value, self.expected))
 
 
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
 class CollectiveMismatch(FlexEPError):
     """Ranks passed different values to a collective call. Raised on every rank.
 
@@ -31,8 +37,7 @@ class CollectiveMismatch(FlexEPError):
 
     def __init__(self, what: str, differences: dict[str, dict[str, list[int]]]) -> None:
         lines = [
-            f"{field}: " + ", ".join(f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-                                     for value, ranks in by_value.items())
+            f"{field}: " + " against ".join(f"{value} ({_ranks(ranks)})" for value, ranks in by_value.items())
             for field, by_value in differences.items()
         ]
         super().__init__(f"{what}: ranks disagree about {'; '.join(lines)}")
@@ -50,7 +55,9 @@ class PeerRefused(FlexEPError):
     """
 
     def __init__(self, what: str, refused: dict[int, str]) -> None:
-        text = "; ".join(f"rank {rank}" + (f" ({message})" if message else "") for rank, message in refused.items())
+        text = "; ".join(
+            f"rank {rank}" + (f" ({message})" if message else "") for rank, message in refused.items()
+        )
         super().__init__(f"{what}: called off because another rank refused its arguments: {text}")
         self.what = what
         self.refused = refused
@@ -66,7 +73,7 @@ class Timeout(FlexEPError, TimeoutError):
     """
 
     def __init__(self, op: str, waiting_rank: int, awaited_ranks: tuple[int, ...], seconds: float) -> None:
-        who = f"rank {', '.join(map(str, awaited_ranks))}" if awaited_ranks else "a peer"
+        who = _ranks(awaited_ranks) if awaited_ranks else "a peer"
         super().__init__(f"{op}: rank {waiting_rank} waited {seconds:g} s for {who}")
         self.op = op
         self.waiting_rank = waiting_rank
@@ -88,8 +95,10 @@ class CapacityExceeded(FlexEPError):
     """
 
     def __init__(self, dropped: int, capacity: int) -> None:
-        super().__init__(f"{dropped} rows did not fit a capacity of {capacity} rows and were dropped; "
-                         "raise capacity, or pass overflow='drop' to accept it")
+        super().__init__(
+            f"{dropped} rows did not fit a capacity of {capacity} rows and were dropped; "
+            "raise capacity, or pass overflow='drop' to accept it"
+        )
         self.dropped = dropped
         self.capacity = capacity
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +24,9 @@ class Group:
         generation: number that keys of this group carry; the caller raises it when survivors regroup.
     """
 
-    def __init__(self, rank: int, size: int, device: torch.device, hosted: Sequence[int], generation: int = 0) -> None:
+    def __init__(
+        self, rank: int, size: int, device: torch.device, hosted: Sequence[int], generation: int = 0
+    ) -> None:
         self.rank = rank
         self.size = size
         self.device = device
@@ -36,17 +40,22 @@ class Group:
         Raises Unavailable when torch.distributed is not initialised or this process is not a member.
         """
         if not dist.is_available() or not dist.is_initialized():
-            raise Unavailable("torch.distributed is not initialised; call init_process_group, or use Group.local")
+            raise Unavailable(
+                "torch.distributed is not initialised; call init_process_group, or use Group.local"
+            )
         pg = dist.group.WORLD if process_group is None else process_group
         if pg is None or dist.get_rank(pg) < 0:
             raise Unavailable("this process is not a member of the process group")
-        return _ProcessGroup(pg, dist.get_rank(pg), dist.get_world_size(pg), _device_of(dist.get_backend(pg)), 0)
+        return _ProcessGroup(
+            pg, dist.get_rank(pg), dist.get_world_size(pg), _device_of(dist.get_backend(pg)), 0
+        )
 
     @staticmethod
     def from_store(
         store: dist.Store, rank: int, size: int, generation: int = 0, device: str | torch.device = "cpu"
     ) -> Group:
-        """A group that meets through a torch store (TCPStore, FileStore, HashStore). Needs no init_process_group.
+        """A group that meets through a torch store (TCPStore, FileStore, HashStore). Needs no
+        init_process_group.
 
         A back end that needs a process group gets one made from the store: gloo on the CPU, NCCL on CUDA.
         Every key carries `generation`; survivors of a dead rank regroup with a higher one.
@@ -59,7 +68,8 @@ class Group:
 
     @staticmethod
     def local(size: int, device: str | torch.device = "cpu") -> Group:
-        """R ranks in this process. Dispatchers on it take lists of R tensors and return lists of R results."""
+        """R ranks in this process. Dispatchers on it take lists of R tensors and return lists of R
+        results."""
         if size < 1:
             raise ArgumentError("size", size, "at least 1")
         return _LocalGroup(0, size, torch.device(device), range(size))
@@ -70,7 +80,8 @@ class Group:
         return False
 
     def process_group(self, timeout: float) -> dist.ProcessGroup:
-        """The torch process group behind this group, made on first use with `timeout` seconds. Collective then.
+        """The torch process group behind this group, made on first use with `timeout` seconds. Collective
+        then.
 
         Raises Unavailable in a local group, which has none.
         """
@@ -82,6 +93,9 @@ class Group:
         Raises Timeout after `timeout` seconds, naming the missing ranks where the transport can tell.
         """
         raise NotImplementedError
+
+    def close(self) -> None:
+        """Lets go of a process group that this group made; the caller's own stays. Safe to call twice."""
 
     def barrier(self, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Returns when every rank has called it. Raises Timeout after `timeout` seconds."""
@@ -102,7 +116,9 @@ class _LocalGroup(Group):
 class _ProcessGroup(Group):
     """A group over a process group that belongs to the caller."""
 
-    def __init__(self, pg: dist.ProcessGroup, rank: int, size: int, device: torch.device, generation: int) -> None:
+    def __init__(
+        self, pg: dist.ProcessGroup, rank: int, size: int, device: torch.device, generation: int
+    ) -> None:
         super().__init__(rank, size, device, (rank,), generation)
         self._pg = pg
 
@@ -125,32 +141,37 @@ class _ProcessGroup(Group):
 class _StoreGroup(Group):
     """A group that meets through a store. Its process group is made when a back end first asks for it."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, device: torch.device, generation: int) -> None:
+    def __init__(
+        self, store: dist.Store, rank: int, size: int, device: torch.device, generation: int
+    ) -> None:
         super().__init__(rank, size, device, (rank,), generation)
         self._store = dist.PrefixStore(f"flexep/{generation}", store)
         self._round = 0
         self._pg: dist.ProcessGroup | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def process_group(self, timeout: float) -> dist.ProcessGroup:
         if self._pg is None:
             limit = timedelta(seconds=timeout)
+            make = _make_nccl if self.device.type == "cuda" else _make_gloo
+            kind, backend = make(dist.PrefixStore("backend", self._store), self.rank, self.size, limit)
             self._pg = dist.ProcessGroup(dist.PrefixStore("pg", self._store), self.rank, self.size)
-            if self.device.type == "cuda":
-                options = dist.ProcessGroupNCCL.Options()
-                options._timeout = limit
-                backend = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", self._store), self.rank, self.size, options)
-                kind = dist.ProcessGroup.BackendType.NCCL
-            else:
-                backend = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self._store), self.rank, self.size, limit)
-                kind = dist.ProcessGroup.BackendType.GLOO
             self._pg._set_default_backend(kind)
             self._pg._register_backend(torch.device(self.device.type), kind, backend)
+            # Also at interpreter exit: a worker of an operation that timed out must not outlive the statics of
+            # the process.
+            self._finalizer = weakref.finalize(self, backend.abort)
         return self._pg
+
+    def close(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
+        self._pg = None
 
     def all_gather(self, payload: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
         this_round = self._round
         self._round += 1
-        self._store.set(f"{this_round}/{self.rank}", payload)
+        self._store.set(f"{this_round}/{self.rank}", payload)  # type: ignore[arg-type]  # bytes are accepted
         keys = [f"{this_round}/{r}" for r in range(self.size)]
         try:
             self._store.wait(keys, timedelta(seconds=timeout))
@@ -158,9 +179,21 @@ class _StoreGroup(Group):
             late = tuple(r for r, key in enumerate(keys) if not self._store.check([key]))
             raise Timeout("all_gather", self.rank, late, timeout) from error
         payloads = [self._store.get(key) for key in keys]
-        if this_round >= 2:  # everybody has begun the round before this one, so nobody reads the one before that
+        if (
+            this_round >= 2
+        ):  # everybody has begun the round before this one, so nobody reads the one before that
             self._store.delete_key(f"{this_round - 2}/{self.rank}")
         return payloads
+
+
+def _make_gloo(store: dist.Store, rank: int, size: int, limit: timedelta) -> tuple[Any, Any]:
+    return dist.ProcessGroup.BackendType.GLOO, dist.ProcessGroupGloo(store, rank, size, limit)
+
+
+def _make_nccl(store: dist.Store, rank: int, size: int, limit: timedelta) -> tuple[Any, Any]:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = limit
+    return dist.ProcessGroup.BackendType.NCCL, dist.ProcessGroupNCCL(store, rank, size, options)
 
 
 def _device_of(backend: str) -> torch.device:
@@ -170,10 +203,10 @@ def _device_of(backend: str) -> torch.device:
 
 
 def wait(work: dist.Work, op: str, rank: int, timeout: float) -> None:
-    """Waits for one collective: on the CPU until it is done, on CUDA until the current stream has been told to wait.
+    """Waits for one collective: on the CPU until it is done, on CUDA only on behalf of the current stream.
 
-    Raises Timeout after `timeout` seconds on the CPU (torch cannot say who is late; on CUDA NCCL's own watchdog rules),
-    PeerLost when a connection broke.
+    Raises Timeout after `timeout` seconds on the CPU (torch cannot say who is late; on CUDA the watchdog of
+    NCCL rules), PeerLost when a connection broke.
     """
     try:
         work.wait(timedelta(seconds=timeout))

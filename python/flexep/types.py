@@ -15,23 +15,27 @@ HANDLE_VERSION = 1
 class Route:
     """One rank's side of a plan: every index that dispatch, combine and both backwards need. int32 tensors.
 
-    Three row spaces meet here. *Expert-major* rows: grouped by local expert, padded. *Partial* rows: one for each
-    token received, as combine sends them home. *Flat* rows: the received tokens without gaps. In exact mode partial
-    and flat rows are the same; a static receive buffer has gaps.
+    Three row spaces meet here. *Expert-major* rows: grouped by local expert, padded. *Partial* rows: one for
+    each token received, as combine sends them home. *Flat* rows: the received tokens without gaps. In exact
+    mode partial and flat rows are the same; a static receive buffer has gaps.
 
     Attributes:
-        num_tokens: T of this rank. num_rows: length of the expert-major rows. num_flat: length of the flat rows.
+        num_tokens: T of this rank. num_rows: length of the expert-major rows. num_flat: length of the flat
+            rows.
         part_rows [P, K]: expert-major row of each slot of a partial row, -1 where the slot lives elsewhere.
         row_src [rows]: partial row * K + slot that fills each expert-major row, -1 padding.
         row_buffer [rows]: row of the delivered buffer that fills each expert-major row, -1 padding.
-        flat_buffer [N] or None: row of the delivered buffer behind each flat row, -1 tail (None: the buffer itself).
+        flat_buffer [N] or None: row of the delivered buffer behind each flat row, -1 tail (None: the buffer
+            itself).
         flat_part [N] or None: partial row of each flat row, -1 tail (None: the same).
         part_flat [P] or None: flat row of each partial row, -1 gap (None: the same).
-        home_row, home_rank [T, K]: rows of the home-coming buffer that belong to each token, ranks ascending, then -1.
+        home_row, home_rank [T, K]: rows of the home-coming buffer that belong to each token, ranks ascending,
+            then -1.
         home_slot [T, K]: row of the home-coming buffer that carries each slot, -1 empty or dropped.
         send_token [S] or None: token at each send position, -1 unused (back ends that send rows).
         send_splits, recv_splits: rows to and from each rank (back ends that exchange rows).
-        gather_rows: rows each rank contributes to the gather of tokens and of partial rows (gathering back ends).
+        gather_rows: rows each rank contributes to the gather of tokens and of partial rows (gathering back
+            ends).
     """
 
     num_tokens: int
@@ -54,10 +58,12 @@ class Route:
 
 @dataclass(frozen=True)
 class Handle:
-    """What dispatch returns and combine needs. Immutable; valid for the dispatcher that made it until it is destroyed.
+    """What dispatch returns and combine needs. Immutable; valid for the dispatcher that made it until it is
+    destroyed.
 
     Attributes:
-        counts, padded_counts, dropped: int32 [L], kept rows per local expert, the same with padding, and refused rows.
+        counts, padded_counts, dropped: int32 [L], kept rows per local expert, the same with padding, and
+            refused rows.
         recv_rows: int32 [N, K], expert-major row of every slot of each flat row, -1 where there is none.
         route: the plan itself; its fields may change between versions.
     """
@@ -99,9 +105,11 @@ class DispatchResult:
     """What one rank received.
 
     Attributes:
-        x: [rows, H] in the dispatcher's dtype. `expert_major`: rows in plan order, each expert padded to `alignment`,
-            padding zero. `flat`: one row per received token in (source rank, source token) order.
-        weights: fp32, [rows] (`expert_major`) or [rows, K] (`flat`); 0 on padding; None if no weights were passed.
+        x: [rows, H] in the dispatcher's dtype. `expert_major`: rows in plan order, each expert padded to
+            `alignment`, padding zero. `flat`: one row per received token in (source rank, source token)
+            order.
+        weights: fp32, [rows] (`expert_major`) or [rows, K] (`flat`); 0 on padding; None if no weights were
+            passed.
         counts, padded_counts, dropped: int32 [L] per local expert.
         handle: pass it to `combine`.
         expert_idx: `flat` only, int32 [rows, K], local expert of each slot, -1 empty.
@@ -126,8 +134,8 @@ class MemoryPlan:
 
     Attributes:
         window_bytes: memory that peers can see.
-        staging_bytes: the largest send, receive and metadata buffers alive at one moment, by name, at `max_tokens`
-            tokens on every rank. In exact mode the receive side is bounded by the worst routing.
+        staging_bytes: the largest send, receive and metadata buffers alive at one moment, by name, at
+            `max_tokens` tokens on every rank. In exact mode the receive side is bounded by the worst routing.
     """
 
     window_bytes: int
@@ -136,4 +144,3 @@ class MemoryPlan:
     @property
     def total_bytes(self) -> int:
         return self.window_bytes + sum(self.staging_bytes.values())
-

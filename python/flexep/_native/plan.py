@@ -1,12 +1,13 @@
-"""The plan: integers that say where every row goes. Thin wrappers over csrc/plan; int32 tensors in and out.
+"""The plan: integers that say where every row goes. Thin wrappers over csrc/plan; int32 in and out.
 
-Shape letters: T tokens, K top-k, E experts (numbered by *place* unless said otherwise), R ranks, N received tokens,
+Shape letters: T tokens, K top-k, E experts (numbered by *place* unless said otherwise), R ranks, N received
+    tokens,
 S send positions. On a CUDA tensor every step is enqueued on the current stream and nothing waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,8 +80,9 @@ class PlanTable:
 class Resolved:
     """Layout of every rank's expert-major rows, the same on all ranks.
 
-    base_RE: rows of the place from lower source ranks. start_E: first row of the place on its rank. kept_E, dropped_E:
-    rows after the kept-set rule, and the rest. cut_R: rows kept per place. rows_R (int64): padded rows in use.
+    base_RE: rows of the place from lower source ranks. start_E: first row of the place on its rank. kept_E,
+    dropped_E: rows after the kept-set rule, and the rest. cut_R: rows kept per place. rows_R (int64): padded
+    rows in use.
     """
 
     base_RE: torch.Tensor
@@ -95,9 +97,9 @@ class Resolved:
 class Assigned:
     """Where one source rank's tokens go.
 
-    slot_row, slot_rank, slot_send [T, K]: the slot's row on its rank, that rank, and the send position that carries
-    it (-1 empty or dropped). send_row, send_rank [T, K]: the token's send positions and their ranks, ascending, then -1.
-    send_token [S]: token at each send position, -1 unused. send_counts [R].
+    slot_row, slot_rank, slot_send [T, K]: the slot's row on its rank, that rank, and the send position that
+    carries it (-1 empty or dropped). send_row, send_rank [T, K]: the token's send positions and their ranks,
+    ascending, then -1. send_token [S]: token at each send position, -1 unused. send_counts [R].
     """
 
     slot_row: torch.Tensor
@@ -109,8 +111,17 @@ class Assigned:
     send_counts: torch.Tensor
 
 
-def _stream(device: torch.device) -> int | None:
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+def _run(step: Callable[..., None], device: torch.device, *table: _C.TableView, **values: object) -> None:
+    """Runs one plan step where its tensors are: on the host at once, or enqueued on the current CUDA stream.
+
+    Tensors become addresses, None a null one. The caller keeps every tensor alive until the step has run or
+    been enqueued; the caching allocator does the rest in stream order.
+    """
+    fields = {
+        k: v.data_ptr() if isinstance(v, torch.Tensor) else 0 if v is None else v for k, v in values.items()
+    }
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+    step(*table, **fields, stream=stream)
 
 
 def _ints(*shape: int, device: torch.device) -> torch.Tensor:
@@ -136,16 +147,22 @@ def count_slots(topk_idx_TK: torch.Tensor, table: PlanTable) -> tuple[torch.Tens
     device = topk_idx_TK.device
     counts_E, tokens_R = _ints(table.num_experts, device=device), _ints(table.num_ranks, device=device)
     workspace = _workspace(table, device)
-    _C.count_slots(
-        table.view(device), topk_idx=topk_idx_TK.data_ptr(), tokens=topk_idx_TK.shape[0], top_k=topk_idx_TK.shape[1],
-        counts=counts_E.data_ptr(), rank_tokens=tokens_R.data_ptr(), workspace=workspace.data_ptr(),
-        stream=_stream(device),
-    )  # fmt: skip
+    _run(
+        _C.count_slots,
+        device,
+        table.view(device),
+        topk_idx=topk_idx_TK,
+        tokens=topk_idx_TK.shape[0],
+        top_k=topk_idx_TK.shape[1],
+        counts=counts_E,
+        rank_tokens=tokens_R,
+        workspace=workspace,
+    )
     return counts_E, tokens_R
 
 
 def resolve(counts_RE: torch.Tensor, table: PlanTable, alignment: int, capacity_rows: int | None) -> Resolved:
-    """From everybody's counts (source rank x place) to the layout of every rank's rows, by the kept-set rule."""
+    """From everybody's counts (source rank x place) to every rank's row layout, by the kept-set rule."""
     counts_RE = _int32("counts", counts_RE, 2)
     if counts_RE.shape != (table.num_ranks, table.num_experts):
         raise ArgumentError("counts", tuple(counts_RE.shape), f"({table.num_ranks}, {table.num_experts})")
@@ -153,16 +170,27 @@ def resolve(counts_RE: torch.Tensor, table: PlanTable, alignment: int, capacity_
         raise ArgumentError("alignment", alignment, "at least 1")
     device, E, R = counts_RE.device, table.num_experts, table.num_ranks
     out = Resolved(
-        base_RE=_ints(R, E, device=device), start_E=_ints(E, device=device), kept_E=_ints(E, device=device),
-        dropped_E=_ints(E, device=device), cut_R=_ints(R, device=device),
+        base_RE=_ints(R, E, device=device),
+        start_E=_ints(E, device=device),
+        kept_E=_ints(E, device=device),
+        dropped_E=_ints(E, device=device),
+        cut_R=_ints(R, device=device),
         rows_R=torch.empty(R, dtype=torch.int64, device=device),
-    )  # fmt: skip
-    _C.resolve_rows(
-        table.view(device), counts=counts_RE.data_ptr(), alignment=alignment,
-        capacity=-1 if capacity_rows is None else capacity_rows, base=out.base_RE.data_ptr(),
-        start=out.start_E.data_ptr(), kept=out.kept_E.data_ptr(), dropped=out.dropped_E.data_ptr(),
-        cut=out.cut_R.data_ptr(), num_rows=out.rows_R.data_ptr(), stream=_stream(device),
-    )  # fmt: skip
+    )
+    _run(
+        _C.resolve_rows,
+        device,
+        table.view(device),
+        counts=counts_RE,
+        alignment=alignment,
+        capacity=-1 if capacity_rows is None else capacity_rows,
+        base=out.base_RE,
+        start=out.start_E,
+        kept=out.kept_E,
+        dropped=out.dropped_E,
+        cut=out.cut_R,
+        num_rows=out.rows_R,
+    )
     return out
 
 
@@ -185,45 +213,71 @@ def assign_rows(
     if num_send > INT32_MAX:
         raise ArgumentError("num_send", num_send, f"at most {INT32_MAX} send positions")
     device, (T, K) = topk_idx_TK.device, topk_idx_TK.shape
-    slots = [_ints(T, K, device=device) for _ in range(5)]
-    out = Assigned(*slots, _ints(num_send, device=device), _ints(table.num_ranks, device=device))
+    slot_row, slot_rank, slot_send, send_row, send_rank = (_ints(T, K, device=device) for _ in range(5))
+    send_token, send_counts = _ints(num_send, device=device), _ints(table.num_ranks, device=device)
+    out = Assigned(slot_row, slot_rank, slot_send, send_row, send_rank, send_token, send_counts)
     workspace = _workspace(table, device)
-    _C.assign_rows(
-        table.view(device), topk_idx=topk_idx_TK.data_ptr(), tokens=T, top_k=K,
-        base=resolved.base_RE[source_rank].data_ptr(), start=resolved.start_E.data_ptr(),
-        cut=resolved.cut_R.data_ptr(), split=-1 if split is None else split, num_send=num_send,
-        slot_row=out.slot_row.data_ptr(), slot_rank=out.slot_rank.data_ptr(), slot_send=out.slot_send.data_ptr(),
-        send_row=out.send_row.data_ptr(), send_rank=out.send_rank.data_ptr(), send_token=out.send_token.data_ptr(),
-        send_counts=out.send_counts.data_ptr(), workspace=workspace.data_ptr(), stream=_stream(device),
-    )  # fmt: skip
+    _run(
+        _C.assign_rows,
+        device,
+        table.view(device),
+        topk_idx=topk_idx_TK,
+        tokens=T,
+        top_k=K,
+        base=resolved.base_RE[source_rank],
+        start=resolved.start_E,
+        cut=resolved.cut_R,
+        split=-1 if split is None else split,
+        num_send=num_send,
+        slot_row=out.slot_row,
+        slot_rank=out.slot_rank,
+        slot_send=out.slot_send,
+        send_row=out.send_row,
+        send_rank=out.send_rank,
+        send_token=out.send_token,
+        send_counts=out.send_counts,
+        workspace=workspace,
+    )
     return out
 
 
 def pack_meta(assigned: Assigned, weights_TK: torch.Tensor | None) -> torch.Tensor:
-    """Row metadata in send order: int32 [S, 1 + K (+ K)] = token, row of each slot or -1 [, fp32 weight bits]."""
+    """Row metadata in send order: int32 [S, 1 + K (+ K)] = token, row of each slot or -1 [, weight bits]."""
     (T, K), S, device = assigned.slot_row.shape, assigned.send_token.shape[0], assigned.send_token.device
     bits = None if weights_TK is None else weights_TK.contiguous().view(torch.int32)
     meta = _ints(S, 1 + K * (1 if bits is None else 2), device=device)
-    if bits is not None and T == 0:
-        bits = meta  # never read; the address of an empty tensor is null, which would say that no weights travel
-    _C.pack_meta(
-        slot_row=assigned.slot_row.data_ptr(), slot_send=assigned.slot_send.data_ptr(),
-        send_token=assigned.send_token.data_ptr(), weights=0 if bits is None else bits.data_ptr(), tokens=T, top_k=K,
-        num_send=S, meta=meta.data_ptr(), stream=_stream(device),
-    )  # fmt: skip
+    _run(
+        _C.pack_meta,
+        device,
+        slot_row=assigned.slot_row,
+        slot_send=assigned.slot_send,
+        send_token=assigned.send_token,
+        weights=bits,
+        has_weights=bits is not None,
+        tokens=T,
+        top_k=K,
+        num_send=S,
+        meta=meta,
+    )
     return meta
 
 
 def invert_rows(recv_rows_NK: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """The transpose of a row map: int32 [num_rows], n * K + k of the entry that fills the row, -1 for padding."""
+    """The transpose of a row map: int32 [num_rows], n * K + k of the entry that fills the row, -1 padding."""
     recv_rows_NK = _int32("recv_rows", recv_rows_NK, 2)
     if recv_rows_NK.numel() > INT32_MAX:
         raise ArgumentError("recv_rows", tuple(recv_rows_NK.shape), f"at most {INT32_MAX} entries")
-    row_src = _ints(num_rows, device=recv_rows_NK.device)
-    _C.invert_rows(
-        rows=recv_rows_NK.data_ptr(), received=recv_rows_NK.shape[0], top_k=recv_rows_NK.shape[1], num_rows=num_rows,
-        row_src=row_src.data_ptr(), stream=_stream(recv_rows_NK.device),
-    )  # fmt: skip
+    device = recv_rows_NK.device
+    row_src = _ints(num_rows, device=device)
+    _run(
+        _C.invert_rows,
+        device,
+        rows=recv_rows_NK,
+        received=recv_rows_NK.shape[0],
+        top_k=recv_rows_NK.shape[1],
+        num_rows=num_rows,
+        row_src=row_src,
+    )
     return row_src
 
 
@@ -232,16 +286,24 @@ def compact_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keeps, in order, the rows that hold a token with a slot on `rank`.
 
-    Returns source [num_compact] (row of `rows_MK` behind each kept one, -1 tail) and the kept rows [num_compact, K]
-    with entries on other ranks set to -1. Without `rows_rank_MK` every entry >= 0 is on `rank`.
+    Returns source [num_compact] (row of `rows_MK` behind each kept one, -1 tail) and the kept rows
+    [num_compact, K] with entries on other ranks set to -1. Without `rows_rank_MK` all entries are on `rank`.
     """
     rows_MK = _int32("rows", rows_MK, 2)
     device, (M, K) = rows_MK.device, rows_MK.shape
     source, compact = _ints(num_compact, device=device), _ints(num_compact, K, device=device)
     workspace = torch.empty(_C.plan_lanes(device.type == "cuda"), dtype=torch.int32, device=device)
-    _C.compact_rows(
-        rows=rows_MK.data_ptr(), rows_rank=0 if rows_rank_MK is None else rows_rank_MK.contiguous().data_ptr(),
-        rank=rank, padded=M, top_k=K, num_compact=num_compact, source=source.data_ptr(), compact=compact.data_ptr(),
-        workspace=workspace.data_ptr(), stream=_stream(device),
-    )  # fmt: skip
+    _run(
+        _C.compact_rows,
+        device,
+        rows=rows_MK,
+        rows_rank=rows_rank_MK,
+        rank=rank,
+        padded=M,
+        top_k=K,
+        num_compact=num_compact,
+        source=source,
+        compact=compact,
+        workspace=workspace,
+    )
     return source, compact

@@ -16,19 +16,30 @@ from flexep.group import Group
 from flexep.transport.collectives import Collectives
 
 # Bits of a call that every rank must share: gradients are collective, and so are the weights that travel.
-CALL_BITS = {"x requires grad": 1, "weights given": 2, "weights require grad": 4, "flat rows": 8, "cached handle": 16}
+CALL_BITS = {
+    "x requires grad": 1,
+    "weights given": 2,
+    "weights require grad": 4,
+    "flat rows": 8,
+    "cached handle": 16,
+}
 
 
 @dataclass(frozen=True)
 class Header:
-    """What one rank says about its call. `refused` may be a scalar device tensor, so that nobody waits to say it."""
+    """What one rank says about its call. `refused` may be a scalar device tensor, so that nobody waits to say
+    it."""
 
     refused: torch.Tensor | bool
     num_tokens: int
     bits: int
 
     def tensor(self, device: torch.device) -> torch.Tensor:
-        refused = self.refused.to(torch.int32) if isinstance(self.refused, torch.Tensor) else torch.tensor(int(self.refused))
+        refused = (
+            self.refused.to(torch.int32)
+            if isinstance(self.refused, torch.Tensor)
+            else torch.tensor(int(self.refused))
+        )
         rest = torch.tensor([self.num_tokens, self.bits], dtype=torch.int32)
         return torch.cat([refused.to(device, torch.int32).view(1), rest.to(device, non_blocking=True)])
 
@@ -39,10 +50,11 @@ HEADER_INTS = 3
 def exchange_headers(
     collectives: Collectives, op: str, headers: Sequence[Header], payload: Sequence[torch.Tensor], read: bool
 ) -> Published:
-    """Gathers every rank's header and payload (int32 [n]); with `read`, checks them on the host (one host wait).
+    """Gathers every rank's header and payload (int32 [n]); with `read`, checks them on the host (one host
+    wait).
 
-    Raises PeerRefused when another rank refused its arguments, CollectiveMismatch when calls differ. A rank that itself
-    refused finds its own rank in PeerRefused.refused and raises its own error instead.
+    Raises PeerRefused when another rank refused its arguments, CollectiveMismatch when calls differ. A rank
+    that itself refused finds its own rank in PeerRefused.refused and raises its own error instead.
     """
     sends = [torch.cat([h.tensor(p.device), p])[None] for h, p in zip(headers, payload, strict=True)]
     gathered = collectives.all_gather(sends, f"{op}.header")[0]
@@ -66,12 +78,18 @@ def exchange_headers(
     return Published(ints, host[:, HEADER_INTS:], [tokens for _, tokens, _ in said])
 
 
-def agree_on_config(group: Group, config: DispatcherConfig | None, error: FlexEPError | None, timeout: float) -> None:
+def agree_on_config(
+    group: Group, config: DispatcherConfig | None, error: FlexEPError | None, timeout: float
+) -> None:
     """Compares every rank's constructor arguments. Collective; exactly one of `config` and `error` is given.
 
-    Raises `error` on the ranks that have one, PeerRefused beside them, CollectiveMismatch where arguments differ.
+    Raises `error` on the ranks that have one, PeerRefused beside them, CollectiveMismatch where arguments
+    differ.
     """
-    mine = {"error": None if error is None else str(error), "config": None if config is None else config.as_text()}
+    mine = {
+        "error": None if error is None else str(error),
+        "config": None if config is None else config.as_text(),
+    }
     said = [json.loads(payload) for payload in group.all_gather(json.dumps(mine).encode(), timeout)]
     if error is not None:
         raise error

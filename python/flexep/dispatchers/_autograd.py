@@ -1,4 +1,5 @@
-"""Dispatch and combine as autograd functions over one tensor per hosted rank. Each one's backward is the other's verb.
+"""Dispatch and combine as autograd functions over one tensor per hosted rank. Each one's backward is the
+other's verb.
 
 Numerics are those of docs/numerics.md: forward and backward round in the same places whatever the back end.
 """
@@ -64,7 +65,9 @@ class DispatchRows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, call: Context, part_weights: Tensors | None, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, call: Context, part_weights: Tensors | None, *inputs: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         n = len(call.routes)
         ctx.call, ctx.has_weights = call, part_weights is not None
         buffers = call.backend.deliver(call.routes, inputs[:n], "dispatch.rows")
@@ -97,15 +100,24 @@ class CombineRows(torch.autograd.Function):
     """(*y, *weights) -> (*z). `weights` are in the layout of `weights_flat`; flat y takes none."""
 
     @staticmethod
-    def forward(ctx: Any, call: Context, has_weights: bool, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, call: Context, has_weights: bool, *inputs: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         n, config = len(call.routes), call.config
         ctx.call, ctx.has_weights = call, has_weights
-        # y is needed for the gradient of the weights alone: weights applied inside the experts keep no expert output.
+        # y is needed for the gradient of the weights alone: weights applied inside the experts keep no expert
+        # output.
         ctx.keeps_y = has_weights and any(ctx.needs_input_grad[2 + n :])
         ctx.save_for_backward(*(inputs if ctx.keeps_y else inputs[n:]))
-        slots = [call.slots_from_rows(w, r) for w, r in zip(inputs[n:], call.routes, strict=True)] if has_weights else [None] * n
+        slots = (
+            [call.slots_from_rows(w, r) for w, r in zip(inputs[n:], call.routes, strict=True)]
+            if has_weights
+            else [None] * n
+        )
         wire = config.combine_dtype
-        partials = [call.partial(y, r, w, wire) for y, r, w in zip(inputs[:n], call.routes, slots, strict=True)]
+        partials = [
+            call.partial(y, r, w, wire) for y, r, w in zip(inputs[:n], call.routes, slots, strict=True)
+        ]
         return tuple(call.backend.collect(call.routes, partials, wire, config.dtype, "combine.rows"))
 
     @staticmethod

@@ -10,7 +10,11 @@ from flexep.types import HANDLE_VERSION, Handle
 
 
 def check_tensor(
-    name: str, value: object, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...], device: torch.device
+    name: str,
+    value: object,
+    shape: tuple[int | None, ...],
+    dtypes: tuple[torch.dtype, ...],
+    device: torch.device,
 ) -> torch.Tensor:
     """A dense tensor of the given shape (None: any), dtype, device and row stride 1, or ArgumentError."""
     if not isinstance(value, torch.Tensor):
@@ -19,7 +23,9 @@ def check_tensor(
         raise ArgumentError(f"{name}.dtype", value.dtype, " or ".join(map(str, dtypes)))
     if value.device.type != device.type or (device.index is not None and value.device != device):
         raise ArgumentError(f"{name}.device", str(value.device), str(device))
-    fits = value.dim() == len(shape) and all(want in (None, have) for want, have in zip(shape, value.shape, strict=True))
+    fits = value.dim() == len(shape) and all(
+        want in (None, have) for want, have in zip(shape, value.shape, strict=True)
+    )
     if not fits:
         wanted = ", ".join("any" if n is None else str(n) for n in shape)
         raise ArgumentError(f"{name}.shape", tuple(value.shape), f"({wanted})")
@@ -28,7 +34,9 @@ def check_tensor(
     return value
 
 
-def check_x(x: object, config: DispatcherConfig, device: torch.device, num_tokens: int | None = None) -> torch.Tensor:
+def check_x(
+    x: object, config: DispatcherConfig, device: torch.device, num_tokens: int | None = None
+) -> torch.Tensor:
     """x: [T, H] of the dispatcher's dtype with T <= max_tokens, or exactly a handle's T."""
     tensor = check_tensor("x", x, (num_tokens, config.hidden), (config.dtype,), device)
     if tensor.shape[0] > config.max_tokens:
@@ -36,7 +44,9 @@ def check_x(x: object, config: DispatcherConfig, device: torch.device, num_token
     return tensor
 
 
-def check_topk_idx(topk_idx: object, config: DispatcherConfig, device: torch.device, num_tokens: int) -> torch.Tensor:
+def check_topk_idx(
+    topk_idx: object, config: DispatcherConfig, device: torch.device, num_tokens: int
+) -> torch.Tensor:
     """Expert ids [T, K], int32 or int64; returned as int32. Their range is checked by `find_bad_routing`."""
     shape = (num_tokens, config.top_k)
     tensor = check_tensor("topk_idx", topk_idx, shape, (torch.int64, torch.int32), device)
@@ -55,7 +65,9 @@ def raise_bad_routing(topk_idx: torch.Tensor, topk_weights: torch.Tensor | None,
     """Raises ArgumentError naming the first offending value, if there is one. Waits for the device."""
     outside = topk_idx[(topk_idx < -1) | (topk_idx >= num_experts)]
     if outside.numel():
-        raise ArgumentError("topk_idx", int(outside[0]), f"expert ids in [0, {num_experts}), or -1 for an empty slot")
+        raise ArgumentError(
+            "topk_idx", int(outside[0]), f"expert ids in [0, {num_experts}), or -1 for an empty slot"
+        )
     if topk_weights is not None and bool(topk_weights.isnan().any()):
         at = topk_weights.isnan().nonzero()[0].tolist()
         raise ArgumentError("topk_weights", float("nan"), f"numbers (token {at[0]}, slot {at[1]} is NaN)")
@@ -66,7 +78,9 @@ def check_handle(handle: object, dispatcher_id: str, rank: int) -> Handle:
     if not isinstance(handle, Handle):
         raise ArgumentError("handle", type(handle).__name__, "the handle of a dispatch")
     if handle.version != HANDLE_VERSION:
-        raise HandleMismatch(f"handle version {handle.version}, this FlexEP makes and reads version {HANDLE_VERSION}")
+        raise HandleMismatch(
+            f"handle version {handle.version}, this FlexEP makes and reads version {HANDLE_VERSION}"
+        )
     if handle.dispatcher_id != dispatcher_id:
         raise HandleMismatch(f"this handle was made by {handle.dispatcher_id}; this is {dispatcher_id}")
     if handle.rank != rank:

@@ -1,7 +1,8 @@
 """All-gather: every token goes to every rank, and each keeps what its experts need.
 
-Each rank sees all expert ids, so it plans for every source alone and no metadata travels. Combine gathers partial
-rows and adds them in rank order; `reduction="fast"` reduce-scatters them instead, outside the bitwise promise.
+Each rank sees all expert ids, so it plans for every source alone and no metadata travels. Combine gathers
+partial rows and adds them in rank order; `reduction="fast"` reduce-scatters them instead, outside the bitwise
+promise.
 """
 
 from __future__ import annotations
@@ -10,7 +11,15 @@ from collections.abc import Sequence
 
 import torch
 
-from flexep._native.plan import Assigned, Resolved, assign_rows, compact_rows, count_slots, invert_rows, resolve
+from flexep._native.plan import (
+    Assigned,
+    Resolved,
+    assign_rows,
+    compact_rows,
+    count_slots,
+    invert_rows,
+    resolve,
+)
 from flexep.dispatchers.backend import Backend, Planned, Published, Tensors, only_here
 from flexep.indexing import entry_index, take, take_rows
 from flexep.ops.rows import gather_rows
@@ -31,22 +40,28 @@ class AllGather(Backend):
         gathered_idx = self.collectives.all_gather([_pad(i, most, -1) for i in topk_idx], "dispatch.meta")
         gathered_weights: list[torch.Tensor] | list[None] = [None] * len(topk_idx)
         if topk_weights is not None:
-            gathered_weights = self.collectives.all_gather([_pad(w, most, 0) for w in topk_weights], "dispatch.meta")
+            gathered_weights = self.collectives.all_gather(
+                [_pad(w, most, 0) for w in topk_weights], "dispatch.meta"
+            )
         shared = self._plan_all(gathered_idx[0], most)  # the same on every rank of this process
         return [
             self._route(rank, idx.shape[0], most, shared, weights)
             for rank, idx, weights in zip(self.group.hosted, topk_idx, gathered_weights, strict=True)
         ]
 
-    def _plan_all(self, idx: torch.Tensor, most: int) -> tuple[Resolved, list[Assigned], torch.Tensor, list[int]]:
-        """Layout, every source's assignment, tokens from each source to each rank [R, R], and rows kept a rank."""
+    def _plan_all(
+        self, idx: torch.Tensor, most: int
+    ) -> tuple[Resolved, list[Assigned], torch.Tensor, list[int]]:
+        """Layout, every source's assignment, tokens from each source to each rank [R, R], and rows kept a
+        rank."""
         R, static = self.group.size, self.config.capacity_rows is not None
         by_source = idx.view(R, most, self.config.top_k)
         counts = [count_slots(by_source[s], self.table) for s in range(R)]
         counts_RE = torch.stack([c for c, _ in counts])
         resolved = resolve(counts_RE, self.table, self.config.alignment, self.config.capacity_rows)
         assigned = [
-            assign_rows(by_source[s], s, resolved, self.table, num_send=R * most, split=most) for s in range(R)
+            assign_rows(by_source[s], s, resolved, self.table, num_send=R * most, split=most)
+            for s in range(R)
         ]
         sent_RR = torch.stack([a.send_counts for a in assigned])
         if static:
@@ -77,11 +92,14 @@ class AllGather(Backend):
         part = row_src.div(part_rows.shape[1], rounding_mode="floor")
         mine = assigned[rank]
         # A partial row of token i for rank r stands, in the gathered buffer, behind those of lower sources:
-        # the rank's block, plus what lower sources sent there, plus the token's place in this source's own list.
+        # the rank's block, plus what lower sources sent there, plus the token's place in this source's own
+        # list.
         below_R = (sent_RR.cumsum(0) - sent_RR)[rank].to(torch.int32)
         home_rank = mine.send_rank[:num_tokens].contiguous()
         block = max(kept)
-        shift_R = torch.arange(self.group.size, dtype=torch.int32, device=below_R.device) * (block - most) + below_R
+        shift_R = (
+            torch.arange(self.group.size, dtype=torch.int32, device=below_R.device) * (block - most) + below_R
+        )
         route = Route(
             num_tokens=num_tokens,
             num_rows=num_rows,
@@ -102,10 +120,17 @@ class AllGather(Backend):
         return Planned(route, resolved, only_here(take_rows(weights, recv_token, 0.0), part_rows))
 
     def deliver(self, routes: Sequence[Route], rows: Tensors, op: str) -> list[torch.Tensor]:
-        return self.collectives.all_gather([_pad(x, r.gather_rows[0], 0) for x, r in zip(rows, routes, strict=True)], op)
+        return self.collectives.all_gather(
+            [_pad(x, r.gather_rows[0], 0) for x, r in zip(rows, routes, strict=True)], op
+        )
 
     def collect(
-        self, routes: Sequence[Route], partials: Tensors, group_dtype: torch.dtype, out_dtype: torch.dtype, op: str
+        self,
+        routes: Sequence[Route],
+        partials: Tensors,
+        group_dtype: torch.dtype,
+        out_dtype: torch.dtype,
+        op: str,
     ) -> list[torch.Tensor]:
         if self.config.reduction == "fast":
             return self._collect_fast(routes, partials, out_dtype, op)
@@ -154,7 +179,9 @@ class AllGather(Backend):
             window_bytes=0,
             staging_bytes={
                 "gathered tokens": tokens * config.row_bytes,
-                "gathered partial rows": parts * config.hidden * max(config.dtype.itemsize, config.combine_dtype.itemsize),
+                "gathered partial rows": parts
+                * config.hidden
+                * max(config.dtype.itemsize, config.combine_dtype.itemsize),
                 "metadata": tokens * 8 * config.top_k,
             },
         )

@@ -1,7 +1,7 @@
 """All-to-all of de-duplicated rows: every token crosses once to each rank that holds one of its experts.
 
-Exact mode knows every size from the published counts (one host wait). Static mode gives every destination a fixed
-split of the buffer, so no size is ever read; with `overflow="drop"` that is drop-and-pad.
+Exact mode knows every size from the published counts (one host wait). Static mode gives every destination a
+fixed split of the buffer, so no size is ever read; with `overflow="drop"` that is drop-and-pad.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class AllToAll(Backend):
             assign_rows(idx, rank, resolved, self.table, num_send=sum(size.send_splits), split=self.split)
             for idx, rank, size in zip(topk_idx, hosted, sizes, strict=True)
         ]
-        metas = [pack_meta(a, w) for a, w in zip(assigned, topk_weights or [None] * len(assigned), strict=True)]
+        metas = [
+            pack_meta(a, w) for a, w in zip(assigned, topk_weights or [None] * len(assigned), strict=True)
+        ]
         arrived = self.collectives.all_to_all(
             metas, [s.send_splits for s in sizes], [s.recv_splits for s in sizes], "dispatch.meta"
         )
@@ -94,7 +96,8 @@ class AllToAll(Backend):
     def _flat(
         self, part_rows: torch.Tensor, num_rows: int
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, int]:
-        """flat -> partial row and back, and the number of flat rows. A static receive buffer has gaps to close."""
+        """flat -> partial row and back, and the number of flat rows. A static receive buffer has gaps to
+        close."""
         if self.split is None:
             return None, None, part_rows.shape[0]
         num_flat = min(self.group.size * self.config.max_tokens, num_rows)
@@ -106,7 +109,12 @@ class AllToAll(Backend):
         return self._there(routes, sends, op)
 
     def collect(
-        self, routes: Sequence[Route], partials: Tensors, group_dtype: torch.dtype, out_dtype: torch.dtype, op: str
+        self,
+        routes: Sequence[Route],
+        partials: Tensors,
+        group_dtype: torch.dtype,
+        out_dtype: torch.dtype,
+        op: str,
     ) -> list[torch.Tensor]:
         return [
             self.add_home(home, route, group_dtype, out_dtype)
@@ -114,7 +122,9 @@ class AllToAll(Backend):
         ]
 
     def deliver_slots(self, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
-        sends = [take_rows(value, _send_token(route), 0.0) for value, route in zip(values, routes, strict=True)]
+        sends = [
+            take_rows(value, _send_token(route), 0.0) for value, route in zip(values, routes, strict=True)
+        ]
         arrived = self._there(routes, sends, op)
         return [only_here(value, route.part_rows) for value, route in zip(arrived, routes, strict=True)]
 
@@ -125,10 +135,14 @@ class AllToAll(Backend):
         ]
 
     def _there(self, routes: Sequence[Route], sends: Tensors, op: str) -> list[torch.Tensor]:
-        return self.collectives.all_to_all(sends, [r.send_splits for r in routes], [r.recv_splits for r in routes], op)
+        return self.collectives.all_to_all(
+            sends, [r.send_splits for r in routes], [r.recv_splits for r in routes], op
+        )
 
     def _back(self, routes: Sequence[Route], sends: Tensors, op: str) -> list[torch.Tensor]:
-        return self.collectives.all_to_all(sends, [r.recv_splits for r in routes], [r.send_splits for r in routes], op)
+        return self.collectives.all_to_all(
+            sends, [r.recv_splits for r in routes], [r.send_splits for r in routes], op
+        )
 
     def memory_plan(self) -> MemoryPlan:
         config, R = self.config, self.group.size

@@ -1,4 +1,5 @@
-"""What a back end must do. Everything else (layouts, weights, gradients, errors) is the Dispatcher's and the same for all."""
+"""What a back end must do. Everything else (layouts, weights, gradients, errors) is the Dispatcher's and the
+same for all."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class Planned:
-    """One rank's plan: its route, the layout of all ranks' rows, and the weights that arrived, fp32 [P, K], if any."""
+    """One rank's plan: its route, the layout of all ranks' rows, and the weights that arrived, fp32 [P, K],
+    if any."""
 
     route: Route
     resolved: Resolved
@@ -29,7 +31,8 @@ class Planned:
 
 @dataclass(frozen=True)
 class Published:
-    """Everybody's published integers, int32 [R, n], and the same and every rank's T on the host, unless static on CUDA."""
+    """Everybody's published integers, int32 [R, n], and the same and every rank's T on the host, unless
+    static on CUDA."""
 
     ints: torch.Tensor
     host_ints: torch.Tensor | None
@@ -39,8 +42,9 @@ class Published:
 class Backend(ABC):
     """Moves rows between ranks. Every method is collective and takes one item per hosted rank.
 
-    Row movement is two verbs: `deliver` brings every token to the ranks of its experts, `collect` brings partial rows
-    home and adds them. Dispatch and combine backward deliver; combine and dispatch backward collect.
+    Row movement is two verbs: `deliver` brings every token to the ranks of its experts, `collect` brings
+    partial rows home and adds them. Dispatch and combine backward deliver; combine and dispatch backward
+    collect.
     """
 
     name: str
@@ -53,7 +57,8 @@ class Backend(ABC):
 
     @abstractmethod
     def publish(self, topk_idx: torch.Tensor) -> torch.Tensor:
-        """The integers that one rank tells the others before rows move: int32 [n], n the same on every rank."""
+        """The integers that one rank tells the others before rows move: int32 [n], n the same on every
+        rank."""
 
     @abstractmethod
     def plan(self, topk_idx: Tensors, topk_weights: Tensors | None, published: Published) -> list[Planned]:
@@ -61,13 +66,20 @@ class Backend(ABC):
 
     @abstractmethod
     def deliver(self, routes: Sequence[Route], rows: Tensors, op: str) -> list[torch.Tensor]:
-        """[T, H] of every rank -> the delivered buffer that `Route.row_buffer` and `Route.flat_buffer` index."""
+        """[T, H] of every rank -> the delivered buffer that `Route.row_buffer` and `Route.flat_buffer`
+        index."""
 
     @abstractmethod
     def collect(
-        self, routes: Sequence[Route], partials: Tensors, group_dtype: torch.dtype, out_dtype: torch.dtype, op: str
+        self,
+        routes: Sequence[Route],
+        partials: Tensors,
+        group_dtype: torch.dtype,
+        out_dtype: torch.dtype,
+        op: str,
     ) -> list[torch.Tensor]:
-        """Partial rows [P, H] -> [T, H]: per token the sum over ranks ascending (nested by domain), rounded."""
+        """Partial rows [P, H] -> [T, H]: per token the sum over ranks ascending (nested by domain),
+        rounded."""
 
     @abstractmethod
     def deliver_slots(self, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
@@ -84,7 +96,8 @@ class Backend(ABC):
     def add_home(
         self, home: torch.Tensor, route: Route, group_dtype: torch.dtype, out_dtype: torch.dtype
     ) -> torch.Tensor:
-        """Adds each token's home-coming rows: flat, or with `domain_size` first inside each domain, rounded, then over."""
+        """Adds each token's home-coming rows: flat, or with `domain_size` first inside each domain, rounded,
+        then over."""
         size = self.config.domain_size
         if size is None:
             return reduce_rows(home, route.home_row, None, out_dtype, False)
@@ -94,4 +107,6 @@ class Backend(ABC):
 
 def only_here(values_PK: torch.Tensor, part_rows_PK: torch.Tensor) -> torch.Tensor:
     """Per-slot values, +0 where the slot lives on another rank."""
-    return torch.where(part_rows_PK >= 0, values_PK, torch.zeros((), dtype=values_PK.dtype, device=values_PK.device))
+    return torch.where(
+        part_rows_PK >= 0, values_PK, torch.zeros((), dtype=values_PK.dtype, device=values_PK.device)
+    )

@@ -33,8 +33,8 @@ Tensors = list[torch.Tensor]
 class Dispatcher:
     """Moves tokens to their experts and back: `dispatch`, then your experts, then `combine`. Differentiable.
 
-    Construction is collective and checks that every rank passed the same arguments. On a local group every tensor
-    argument is a list of R tensors, one a rank, and every result a list of R.
+    Construction is collective and checks that every rank passed the same arguments. On a local group every
+    tensor argument is a list of R tensors, one a rank, and every result a list of R.
 
     Args:
         group: the ranks. num_experts: E over all ranks. hidden: H; a row must be a multiple of 16 bytes.
@@ -44,10 +44,11 @@ class Dispatcher:
         wire: how a row travels to its experts; None or the name of the dtype.
         combine_wire: how a partial sum travels home: "bf16", "fp16", "fp32"; None: as the dtype.
         domain_size: ranks per domain of the nested sum of combine; None: a flat sum.
-        layout: "expert_major" (rows grouped by local expert, padded) or "flat" (a row per received token and an index map).
+        layout: "expert_major" (rows grouped by local expert, padded) or "flat" (a row per received token and
+            an index map).
         alignment: rows of each local expert are padded to a multiple of this.
-        capacity: None: exact sizes. float: a factor, ceil(capacity * max_tokens * top_k) expert-major rows a rank.
-            int: that many rows. Padding counts. Static sizes; what does not fit is dropped by the kept-set rule.
+        capacity: None: exact sizes. float: a factor, ceil(capacity * max_tokens * top_k) expert-major rows a
+            rank. int: that many rows. Padding counts. Sizes are static; the kept-set rule drops the rest.
         overflow: with a capacity, "error" (CapacityExceeded at the next call or at `check`) or "drop".
         num_sms: GPU multiprocessors for back ends with kernels of their own; collectives ignore it.
         timeout: seconds any wait on the CPU may take.
@@ -86,50 +87,67 @@ class Dispatcher:
             if backend != "auto" and backend not in BACKENDS:
                 raise ArgumentError("backend", backend, f"auto, {', '.join(BACKENDS)}")
             config = DispatcherConfig(
-                num_ranks=group.size, num_experts=num_experts, hidden=hidden, top_k=top_k, max_tokens=max_tokens,
-                backend=AUTO if backend == "auto" else backend, dtype=dtype, wire=wire, combine_wire=combine_wire,
-                domain_size=domain_size, layout=layout, alignment=alignment, capacity=capacity, overflow=overflow,
-                num_sms=num_sms, timeout=timeout, placement=None if placement is None else tuple(placement),
+                num_ranks=group.size,
+                num_experts=num_experts,
+                hidden=hidden,
+                top_k=top_k,
+                max_tokens=max_tokens,
+                backend=AUTO if backend == "auto" else backend,
+                dtype=dtype,
+                wire=wire,
+                combine_wire=combine_wire,
+                domain_size=domain_size,
+                layout=layout,
+                alignment=alignment,
+                capacity=capacity,
+                overflow=overflow,
+                num_sms=num_sms,
+                timeout=timeout,
+                placement=None if placement is None else tuple(placement),
                 reduction=reduction,
-            )  # fmt: skip
+            )
             table = PlanTable(num_experts, group.size, config.placement)
         except FlexEPError as refused:
             error = refused
         agree_on_config(group, config, error, config.timeout if config else DEFAULT_TIMEOUT)
-        assert config is not None and table is not None
+        assert config is not None
+        assert table is not None
         self.group = group
         self.config = config
         self.table = table
         self._id = f"Dispatcher {next(_serial)} ({config.backend}, rank {group.rank} of {group.size})"
         self._backend: Backend | None = BACKENDS[config.backend](group, config, table)
-        self._dropped: torch.Tensor | None = None  # rows dropped on all ranks by the last dispatch, if not yet reported
+        self._dropped: torch.Tensor | None = (
+            None  # rows dropped on all ranks by the last dispatch, if not yet reported
+        )
 
-    # -- calls ---------------------------------------------------------------------------------------------------
+    # -- calls
 
-    def dispatch(
-        self, x: Any, topk_idx: Any = None, topk_weights: Any = None, *, handle: Any = None
-    ) -> Any:
+    def dispatch(self, x: Any, topk_idx: Any = None, topk_weights: Any = None, *, handle: Any = None) -> Any:
         """Brings every token to the ranks of its experts. Collective.
 
         Args:
-            x: [T, H], contiguous, in the dispatcher's dtype. 0 <= T <= max_tokens; T may differ between ranks.
+            x: [T, H], contiguous, in the dispatcher's dtype. 0 <= T <= max_tokens; T may differ between
+                ranks.
             topk_idx: int32 or int64 [T, K] expert ids, -1 an empty slot. A duplicate id is a slot of its own.
             topk_weights: fp32 [T, K] or None. 0.0 is a weight, not an empty slot. NaN is refused.
             handle: instead of topk_idx, the handle of an earlier dispatch: its plan is used again with new x.
 
         Returns: DispatchResult (a list of R in a local group).
-        Raises: ArgumentError, PeerRefused, CollectiveMismatch, HandleMismatch, CapacityExceeded (of the dispatch
-            before), Timeout, PeerLost.
+        Raises: ArgumentError, PeerRefused, CollectiveMismatch, HandleMismatch, CapacityExceeded (of the
+            dispatch before), Timeout, PeerLost.
         """
         backend = self._begin()
         if (topk_idx is None) == (handle is None):
-            raise ArgumentError("topk_idx", None if topk_idx is None else "given", "exactly one of topk_idx and handle")
+            raise ArgumentError(
+                "topk_idx", None if topk_idx is None else "given", "exactly one of topk_idx and handle"
+            )
         xs = self._per_rank("x", x)
         weights = None if topk_weights is None else self._per_rank("topk_weights", topk_weights)
         if handle is None:
             planned = self._plan(backend, xs, self._per_rank("topk_idx", topk_idx), weights)
             handles = [self._handle(rank, p) for rank, p in zip(self.group.hosted, planned, strict=True)]
-            part_weights = None if weights is None else [p.part_weights for p in planned]
+            part_weights = [p.part_weights for p in planned if p.part_weights is not None] or None
         else:
             handles, part_weights = self._cached(backend, xs, weights, self._per_rank("handle", handle))
         call = Context(backend, self.config, [h.route for h in handles], self.config.layout == "flat")
@@ -143,13 +161,15 @@ class Dispatcher:
         """Brings the experts' rows home and adds them, in the fixed order of docs/numerics.md. Collective.
 
         Args:
-            y: the experts' output, contiguous, in the dispatcher's dtype. "expert_major": [handle.num_rows, H].
-                "flat": [handle.num_recv, H], already the caller's sum over the experts of this rank.
+            y: the experts' output, contiguous, in the dispatcher's dtype. "expert_major": [handle.num_rows,
+                H]. "flat": [handle.num_recv, H], already the caller's sum over the experts of this rank.
             handle: of the dispatch.
-            weights: fp32 in the shape of `DispatchResult.weights`, multiplied here; None if y is weighted, or needs none.
+            weights: fp32 in the shape of `DispatchResult.weights`, multiplied here; None if y is weighted, or
+                needs none.
             y_layout: layout of y; None: the dispatcher's.
 
-        Returns: z [T, H] in the dispatcher's dtype (a list of R in a local group). A token with no kept row gets +0.
+        Returns: z [T, H] in the dispatcher's dtype (a list of R in a local group). A token with no kept row
+            gets +0.
         Raises: as `dispatch`.
         """
         backend = self._begin()
@@ -162,11 +182,15 @@ class Dispatcher:
             if layout not in ("expert_major", "flat"):
                 raise ArgumentError("y_layout", layout, "expert_major or flat")
             if layout == "flat" and row_weights is not None:
-                raise ArgumentError("weights", "given", "None: flat rows are partial sums, so weights come before them")
+                raise ArgumentError(
+                    "weights", "given", "None: flat rows are partial sums, so weights come before them"
+                )
             for i, rank in enumerate(self.group.hosted):
                 h = checks.check_handle(handles[i], self._id, rank)
                 rows = h.num_recv if layout == "flat" else h.num_rows
-                checks.check_tensor("y", ys[i], (rows, self.config.hidden), (self.config.dtype,), self.group.device)
+                checks.check_tensor(
+                    "y", ys[i], (rows, self.config.hidden), (self.config.dtype,), self.group.device
+                )
                 if row_weights is not None:
                     shape = (h.num_recv, self.config.top_k) if self.config.layout == "flat" else (h.num_rows,)
                     checks.check_tensor("weights", row_weights[i], shape, (torch.float32,), self.group.device)
@@ -178,7 +202,8 @@ class Dispatcher:
         return list(out) if self.group.is_local else out[0]
 
     def check(self) -> None:
-        """Raises CapacityExceeded if the last dispatch dropped rows under overflow="error". Waits for the device."""
+        """Raises CapacityExceeded if the last dispatch dropped rows under overflow="error". Waits for the
+        device."""
         dropped, self._dropped = self._dropped, None
         if dropped is not None and int(dropped):
             assert self.config.capacity_rows is not None
@@ -194,17 +219,20 @@ class Dispatcher:
         return dict(self._alive().collectives.traffic)
 
     def destroy(self) -> None:
-        """Lets go of everything. Safe to call twice; later calls raise, and handles become useless. Not collective."""
+        """Lets go of everything. Safe to call twice; later calls raise, and handles become useless. Not
+        collective."""
         self._backend = None
         self._dropped = None
 
     def __enter__(self) -> Dispatcher:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None
+    ) -> None:
         self.destroy()
 
-    # -- steps ---------------------------------------------------------------------------------------------------
+    # -- steps
 
     def _alive(self) -> Backend:
         if self._backend is None:
@@ -213,7 +241,9 @@ class Dispatcher:
 
     def _begin(self) -> Backend:
         backend = self._alive()
-        if self.group.device.type == "cpu":  # on CUDA reading the flag would be a host wait: `check` reads it there
+        if (
+            self.group.device.type == "cpu"
+        ):  # on CUDA reading the flag would be a host wait: `check` reads it there
             self.check()
         return backend
 
@@ -221,8 +251,14 @@ class Dispatcher:
         if not self.group.is_local:
             return [value]
         if not isinstance(value, (list, tuple)) or len(value) != self.group.size:
-            got = f"{type(value).__name__} of {len(value)}" if isinstance(value, (list, tuple)) else type(value).__name__
-            raise ArgumentError(name, got, f"a list of {self.group.size}, one for each rank of the local group")
+            got = (
+                f"{type(value).__name__} of {len(value)}"
+                if isinstance(value, (list, tuple))
+                else type(value).__name__
+            )
+            raise ArgumentError(
+                name, got, f"a list of {self.group.size}, one for each rank of the local group"
+            )
         return list(value)
 
     def _plan(self, backend: Backend, xs: Tensors, idxs: Tensors, weights: Tensors | None) -> list[Planned]:
@@ -235,7 +271,9 @@ class Dispatcher:
                 T = checks.check_x(x, config, device).shape[0]
                 experts.append(checks.check_topk_idx(idxs[i], config, device, T))
                 if weights is not None:
-                    checks.check_tensor("topk_weights", weights[i], (T, config.top_k), (torch.float32,), device)
+                    checks.check_tensor(
+                        "topk_weights", weights[i], (T, config.top_k), (torch.float32,), device
+                    )
 
         def check_values() -> None:
             for i, idx in enumerate(idxs):
@@ -248,7 +286,9 @@ class Dispatcher:
             raise error
         if error is None:
             bad = [
-                checks.bad_routing(idx, None if weights is None else weights[i], config.num_experts) if read else False
+                checks.bad_routing(idx, None if weights is None else weights[i], config.num_experts)
+                if read
+                else False
                 for i, idx in enumerate(experts)
             ]
             headers = [Header(b, x.shape[0], _bits(xs, weights)) for b, x in zip(bad, xs, strict=True)]
@@ -263,9 +303,15 @@ class Dispatcher:
         return planned
 
     def _exchange(
-        self, backend: Backend, op: str, headers: list[Header], payload: Tensors, read: bool,
-        error: FlexEPError | None, find_error: Any = None,
-    ) -> Published:  # fmt: skip
+        self,
+        backend: Backend,
+        op: str,
+        headers: list[Header],
+        payload: Tensors,
+        read: bool,
+        error: FlexEPError | None,
+        find_error: Any = None,
+    ) -> Published:
         try:
             return exchange_headers(backend.collectives, op, headers, payload, read)
         except PeerRefused as refused:
@@ -283,7 +329,9 @@ class Dispatcher:
                 raise error
             return
         empty = torch.empty(0, dtype=torch.int32)
-        self._exchange(backend, op, [Header(error is not None, 0, 0 if error else bits)], [empty], True, error)
+        self._exchange(
+            backend, op, [Header(error is not None, 0, 0 if error else bits)], [empty], True, error
+        )
 
     def _cached(
         self, backend: Backend, xs: Tensors, weights: Tensors | None, handles: list[Any]
@@ -295,7 +343,9 @@ class Dispatcher:
                 T = checks.check_handle(handles[i], self._id, rank).num_tokens
                 checks.check_x(xs[i], config, device, T)
                 if weights is not None:
-                    checks.check_tensor("topk_weights", weights[i], (T, config.top_k), (torch.float32,), device)
+                    checks.check_tensor(
+                        "topk_weights", weights[i], (T, config.top_k), (torch.float32,), device
+                    )
 
         self._agree_or_check(backend, "dispatch", check, _bits(xs, weights) | CALL_BITS["cached handle"])
         if weights is None:
@@ -308,9 +358,18 @@ class Dispatcher:
         counts = resolved.kept_E[places]
         alignment = self.config.alignment
         padded = (counts + (alignment - 1)).div(alignment, rounding_mode="floor") * alignment
-        flat_rows = route.part_rows if route.flat_part is None else take_rows(route.part_rows, route.flat_part, -1)
+        flat_rows = (
+            route.part_rows if route.flat_part is None else take_rows(route.part_rows, route.flat_part, -1)
+        )
         return Handle(
-            HANDLE_VERSION, self._id, rank, counts.clone(), padded, resolved.dropped_E[places].clone(), flat_rows, route
+            HANDLE_VERSION,
+            self._id,
+            rank,
+            counts.clone(),
+            padded,
+            resolved.dropped_E[places].clone(),
+            flat_rows,
+            route,
         )
 
     def _result(self, handle: Handle, rows: torch.Tensor, weights: torch.Tensor | None) -> DispatchResult:
@@ -328,7 +387,8 @@ class Dispatcher:
 
 
 def _local_experts(handle: Handle) -> torch.Tensor:
-    """int32 [N, K]: local expert of each slot of the flat rows, -1 empty: the segment that its row falls into."""
+    """int32 [N, K]: local expert of each slot of the flat rows, -1 empty: the segment that its row falls
+    into."""
     ends = handle.padded_counts.cumsum(0)
     expert = torch.searchsorted(ends, handle.recv_rows.contiguous(), right=True).to(torch.int32)
     return torch.where(handle.recv_rows >= 0, expert, -1)
@@ -336,7 +396,9 @@ def _local_experts(handle: Handle) -> torch.Tensor:
 
 def _bits(rows: Sequence[Any], weights: Sequence[Any] | None) -> int:
     grad = torch.is_grad_enabled()
-    bits = CALL_BITS["x requires grad"] if grad and any(getattr(x, "requires_grad", False) for x in rows) else 0
+    bits = (
+        CALL_BITS["x requires grad"] if grad and any(getattr(x, "requires_grad", False) for x in rows) else 0
+    )
     if weights is not None:
         bits |= CALL_BITS["weights given"]
         if grad and any(getattr(w, "requires_grad", False) for w in weights):

@@ -1,7 +1,7 @@
 """Collectives over the ranks that this process plays: one of a process group, or all of a local group.
 
-Every method takes one tensor per hosted rank and returns one per hosted rank, so a dispatcher is written once. Bytes
-and rows that leave a rank are counted here, where they leave.
+Every method takes one tensor per hosted rank and returns one per hosted rank, so a dispatcher is written
+once. Bytes and rows that leave a rank are counted here, where they leave.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from flexep.group import Group, wait
 
 @dataclass
 class Traffic:
-    """What one kind of message cost: calls, rows and bytes sent to other ranks by the ranks of this process."""
+    """What one kind of message cost: calls, rows and bytes sent to other ranks by the ranks of this
+    process."""
 
     calls: int = 0
     remote_rows: int = 0
@@ -46,11 +47,13 @@ class Collectives(ABC):
         recv_splits: Sequence[Sequence[int]],
         op: str,
     ) -> list[torch.Tensor]:
-        """Rows [sum(send_splits), ...] in destination order -> rows [sum(recv_splits), ...] in source order."""
+        """Rows [sum(send_splits), ...] in destination order -> rows [sum(recv_splits), ...] in source
+        order."""
 
     @abstractmethod
     def reduce_scatter(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
-        """[R * n, ...] of every rank -> the sum of everybody's own slice [n, ...], in an order nobody promises."""
+        """[R * n, ...] of every rank -> the sum of everybody's own slice [n, ...], in an order nobody
+        promises."""
 
     def _count(self, op: str, rows: int, tensor: torch.Tensor) -> None:
         counter = self.traffic[op]
@@ -93,7 +96,9 @@ class ProcessCollectives(Collectives):
         out = tensor.new_empty((rows, *tensor.shape[1:]))
         self._count(op, tensor.shape[0] - rows, tensor)
         if tensor.numel():
-            self._wait(self._pg._reduce_scatter_base(out, tensor.contiguous()), op)
+            self._wait(
+                self._pg._reduce_scatter_base(out, tensor.contiguous(), dist.ReduceScatterOptions()), op
+            )
         return [out]
 
     def _wait(self, work: dist.Work, op: str) -> None:
@@ -135,6 +140,8 @@ def make_collectives(group: Group, timeout: float) -> Collectives:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The same rows as bytes, so that every back end moves every dtype."""
-    return tensor.contiguous().view(tensor.shape[0], -1).view(torch.uint8) if tensor.numel() else (
-        tensor.new_empty((tensor.shape[0], 1), dtype=torch.uint8)
+    return (
+        tensor.contiguous().view(tensor.shape[0], -1).view(torch.uint8)
+        if tensor.numel()
+        else (tensor.new_empty((tensor.shape[0], 1), dtype=torch.uint8))
     )
