@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -70,11 +71,11 @@ def num_experts(value: str | int, ranks: int) -> int:
     return {"R": ranks, "R-1": max(1, ranks - 1)}[value] if isinstance(value, str) else value
 
 
-def case_of(row: Row, seed: int, dispatcher: str = "alltoall", transport: str = "process") -> Case:
+def case_of(row: Row, seed: int, transport: str = "process") -> Case:
     """The case that a full row (with "ranks") describes."""
     ranks, capacity, use = row["ranks"], row["capacity"], row["use"]
     domain = {"flat": None, "one": 1, "half": ranks // 2, "whole": ranks}[row["domain"]]
-    plain = "hidden top_k tokens spread headroom routing empty placement alignment weights dtype combine_wire payload"
+    plain = {f.name for f in fields(Case)} & set(AXES) - {"experts", "capacity"}
     return Case(
         ranks=ranks,
         experts=num_experts(row["experts"], ranks),
@@ -87,9 +88,8 @@ def case_of(row: Row, seed: int, dispatcher: str = "alltoall", transport: str = 
         fresh=3 if row["routing"] == "W6_rotating_hot" else 2 if use == "fresh" else 1,
         cached=2 if use == "cached" else 0,
         repeats=1 if use == "repeated" else 0,
-        dispatcher=dispatcher,
         transport=transport,
-        **{name: row[name] for name in plain.split()},
+        **{name: row[name] for name in plain},
     )
 
 
@@ -104,19 +104,18 @@ def covering_cases(
     return [case_of(row, seed + i, transport=row["transport"]) for i, row in enumerate(rows)]
 
 
-def random_cases(
-    ranks: int,
-    count: int,
-    seed: int,
-    limit: int = 2**21,
-    dispatcher: str = "alltoall",
-    accept: Callable[[Row], bool] = allowed,
-) -> list[Case]:
-    """`count` random cases of R = `ranks`, each no larger than `limit` (or as small as the ranks allow)."""
+def random_cases(ranks: int, count: int, seed: int, limit: int = 2**20) -> list[Case]:
+    """`count` random cases of R = `ranks`, each no larger than `limit` (or as small as the ranks allow);
+    every fourth runs in a local group."""
     rng = random.Random(seed)
     cases: list[Case] = []
     while len(cases) < count:
         row = {"ranks": ranks, **{axis: rng.choice(values) for axis, values in AXES.items()}}
-        if accept(row) and allowed(row, max(limit, ranks * 2**12)):
-            cases.append(case_of(row, rng.randrange(2**31), dispatcher))
+        if rng.random() < 0.3:
+            row["capacity"] = "none"
+        if row["empty"] == 1.0 and rng.random() < 0.8:  # nothing to send is worth a few cases, not a quarter
+            continue
+        if allowed(row, max(limit, ranks * 2**12)):
+            transport = "local" if len(cases) % 4 == 3 else "process"
+            cases.append(case_of(row, rng.randrange(2**31), transport=transport))
     return cases
