@@ -1,4 +1,4 @@
-"""The pool of large outputs: blocks come back, sizes share, the process never outgrows its peak."""
+"""The pool of large outputs: blocks come back, sizes share, no more is kept than was in use at once."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ def test_a_smaller_output_takes_a_larger_block_but_not_a_much_larger_one() -> No
     assert small.data_ptr() != address
 
 
-def test_kept_and_used_together_stay_below_the_peak() -> None:
-    pool = BlockPool()
+def test_no_more_is_kept_than_was_in_use_at_once() -> None:
+    pool, peak = BlockPool(), 0
     for size in (8, 40, 5, 100, 17, 33, 64, 8) * 3:
         tensors = [pool.take(size * MIB), pool.take(size * MIB // 2)]
-        used = sum(t.numel() for t in tensors)
-        assert pool.kept_bytes + used <= 180 * MIB  # 100 and 50, rounded up by an eighth at most
+        peak = max(peak, sum(t.numel() for t in tensors))
+        assert pool.kept_bytes <= peak * 9 // 8  # sizes are rounded up by an eighth at most
         del tensors
+    assert pool.kept_bytes > 0
 
 
 def test_release_keeps_nothing() -> None:

@@ -1,9 +1,8 @@
 """Memory for large CPU outputs, taken again instead of mapped again.
 
 The C library maps a large block afresh for every tensor and unmaps it after; touching fresh pages costs many
-times the copy that fills them. Blocks that outputs gave back are therefore kept for later outputs. The pool
-never makes a process larger than it had to be: what is kept and what is in use together stay below the most
-that was ever in use.
+times the copy that fills them. Blocks that outputs gave back are therefore kept for later outputs, no more
+bytes of them than were ever in use at once.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class BlockPool:
                 self._kept = [other for other in self._kept if other is not block]
             self._used += len(block)
             self._peak = max(self._peak, self._used)
-            while self._kept and self._used + self.kept_bytes > self._peak:
+            while self.kept_bytes > self._peak:
                 self._kept.pop(0)
         array = np.frombuffer(block, dtype=np.uint8, count=nbytes)
         weakref.finalize(array, self._returned.append, block).atexit = False
