@@ -17,5 +17,7 @@ package=build-$preset/python/flexep
 find "$package" -name '*.py' -delete
 (cd python/flexep && find . -name '*.py' -exec cp --parents {} "$OLDPWD/$package" \;)
 # Python itself is not instrumented: its leaks are not ours, and the sanitizer's library must come first.
-export PYTHONPATH="$PWD/build-$preset/python" ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=halt_on_error=1:exitcode=66
-LD_PRELOAD=$("${CXX:-c++}" -print-file-name="$library") python -m pytest "${@:-tests/plan tests/ops}"
+export PYTHONPATH="$PWD/build-$preset/python" ASAN_OPTIONS=detect_leaks=0
+export TSAN_OPTIONS="suppressions=$PWD/tools/tsan.supp halt_on_error=1 log_path=$PWD/build-$preset/report"
+# A report is in build-tsan/report.<process>, since pytest holds standard error back.
+LD_PRELOAD=$("${CXX:-c++}" -print-file-name="$library") python -m pytest ${@:-tests/native tests/ops}
