@@ -114,6 +114,8 @@ def test_matches_fp64(backend: str, counts_R: tuple[int, ...], num_experts: int,
         {"weights_at": "expert"},
         {"weights_at": "combine"},
         {"weights_at": "combine", "layout": "flat"},
+        {"weights_at": "expert", "layout": "flat"},
+        {"weights_at": "expert", "layout": "flat", "capacity": 300},
         {"weights_at": "expert", "renormalize": False, "alignment": 1},
     ],
 )
@@ -168,7 +170,8 @@ def test_weights_inside_keep_no_expert_output() -> None:
 def test_refuses_bad_arguments() -> None:
     with pytest.raises(ArgumentError, match="weights_at = 'nowhere'"):
         make_layer(1, num_experts=4, weights_at="nowhere")
-    with pytest.raises(ArgumentError, match="weights_at = 'expert': expected 'combine' with layout='flat'"):
-        make_layer(1, num_experts=4, layout="flat", weights_at="expert")
     with pytest.raises(ArgumentError, match="top_k = 5"):
         make_layer(1, num_experts=4, top_k=5)
+    for wrong in (torch.zeros(3, HIDDEN + 4), torch.zeros(HIDDEN), torch.zeros(3, HIDDEN).bfloat16()):
+        with pytest.raises(ArgumentError, match=r"^x"):
+            make_layer(1, num_experts=4)([wrong])

@@ -62,7 +62,7 @@ def test_ranks_without_tokens_or_experts(pool_of: PoolOf) -> None:
 
 
 def test_flat_layout_follows(pool_of: PoolOf, one_rank: list[float]) -> None:
-    flat = run(pool_of, 3, layout="flat", weights_at="combine", steps=4)
+    flat = run(pool_of, 3, layout="flat", steps=4)
     assert flat == pytest.approx(one_rank[:4], abs=FOLLOWS)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from itertools import cycle
 from pathlib import Path
 
 GREY, INK = "#b8bcc4", "#22252b"
 COLOURS = ("#c2410c", "#1d4ed8", "#15803d", "#7e22ce")
 DASHES = ("-", (0, (4, 3)), (0, (1, 2)), (0, (6, 2, 1, 2)))
+MARKERS = ("o", "x", "+", "s")
 
 
 def plot_losses(path: Path, losses: dict[str, list[float]], tolerance: float) -> None:
@@ -27,10 +29,11 @@ def plot_losses(path: Path, losses: dict[str, list[float]], tolerance: float) ->
             2, 1, figsize=(6.4, 5.0), sharex=True, height_ratios=(3, 2), layout="constrained"
         )
         top.plot(steps, reference, color=GREY, linewidth=6, solid_capstyle="round", label=first)
-        for (label, curve), colour, dash in zip(others, cycle(COLOURS), cycle(DASHES), strict=False):
+        styles = zip(cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=False)
+        for (label, curve), (colour, dash, marker) in zip(others, styles, strict=False):
             top.plot(steps, curve, color=colour, linestyle=dash, linewidth=1.6, label=label)
-            gaps = [max(abs(a - b), 1e-9) for a, b in zip(curve, reference, strict=True)]
-            bottom.plot(steps, gaps, color=colour, linestyle=dash, linewidth=1.4)
+            gaps = [abs(a - b) or math.nan for a, b in zip(curve, reference, strict=True)]  # no mark: no gap
+            bottom.plot(steps, gaps, marker, color=colour, markersize=5, markerfacecolor="none")
         top.set_ylabel("loss, nats a byte")
         top.legend(frameon=False)
         top.set_title("The same batches, the experts spread over ranks", loc="left", fontsize=10)
@@ -44,8 +47,8 @@ def plot_losses(path: Path, losses: dict[str, list[float]], tolerance: float) ->
             color="#6b7280",
         )
         bottom.set_yscale("log")
-        bottom.set_ylim(top=tolerance * 3)
-        bottom.set_ylabel(f"distance to\n{first}")
+        bottom.set_ylim(1e-8, tolerance * 3)
+        bottom.set_ylabel("gap to 1 rank\n(no mark: equal)")
         bottom.set_xlabel("step")
         bottom.set_xlim(0.5, len(reference) + 0.5)
         figure.savefig(path, dpi=140)

@@ -12,9 +12,10 @@ import typer
 from flexep.cli._output import console
 from flexep.cli.train import train_rank
 
-# nats a byte. Only the order in which fp32 gradients are summed changes with the number of ranks; sixty steps
-# bring curves apart by about 1e-6. tests/training/test_mutants.py: gradients scaled wrongly pass this bound.
-TOLERANCE = 1e-4
+# nats a byte. With the number of ranks only the order in which fp32 gradients are summed changes: measured
+# gaps are below 1e-6. Gradients scaled wrongly (the mutants of tests/training) move these curves by 0.02 and
+# more.
+TOLERANCE = 1e-3
 
 
 def register(app: typer.Typer) -> None:
@@ -71,11 +72,11 @@ def largest_gap(losses: list[float], reference: list[float]) -> float:
 def _print_table(reports: dict[str, dict[str, Any]], apart: dict[str, float]) -> None:
     from rich.table import Table
 
-    table = Table("run", "first loss", "last loss", "tokens/s", "seconds", "largest gap to 1 rank", "")
+    table = Table("dispatcher", "ranks", "last loss", "tokens/s", "seconds", "gap to 1 rank", "")
     for label, report in reports.items():
         table.add_row(
-            label, f"{report['losses'][0]:.4f}", f"{report['losses'][-1]:.4f}",
-            f"{report['tokens_per_second']:,.0f}", f"{report['seconds']:.1f}", f"{apart[label]:.1e}", "ok" if
-            apart[label] <= TOLERANCE else "APART",
+            report["dispatcher"], str(report["ranks"]), f"{report['losses'][-1]:.4f}",
+            f"{report['tokens_per_second']:,.0f}", f"{report['seconds']:.1f}", f"{apart[label]:.1e}",
+            "ok" if apart[label] <= TOLERANCE else "APART",
         )  # fmt: skip
     console(None).print(table)

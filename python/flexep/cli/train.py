@@ -43,11 +43,8 @@ def train(
     ] = None,
     layout: Annotated[str, typer.Option(help="expert_major or flat.")] = "expert_major",
     weights_at: Annotated[
-        str | None,
-        typer.Option(
-            help="Where routing weights apply: expert or combine.", show_default="expert; combine if flat"
-        ),
-    ] = None,
+        str, typer.Option(help="Where routing weights apply: expert (before its second linear) or combine.")
+    ] = "expert",
     json: JsonOption = None,
 ) -> None:
     """Train a byte-level language model with experts spread over ranks, on the text that Python ships.
@@ -67,7 +64,7 @@ def train(
             device=device, ranks=launched or (1 if ranks is None else ranks), dispatcher=dispatcher,
             steps=steps, seed=seed, hidden=hidden, inner=inner, layers=layers, experts=experts, top_k=top_k,
             seq=seq, batch=batch, lr=lr, dtype=dtype or ("bfloat16" if device == "cuda" else "float32"),
-            layout=layout, weights_at=weights_at or ("combine" if layout == "flat" else "expert"),
+            layout=layout, weights_at=weights_at,
         )  # fmt: skip
         if launched is None:
             run_ranks(device, config.ranks, train_rank, config, json, True)

@@ -19,7 +19,7 @@ from flexep.moe.layer import MoELayer
 from flexep.moe.lm import ByteLM
 from flexep.training.config import DTYPES, TrainConfig
 from flexep.training.gradients import clip_by_global_norm, sum_copies
-from flexep.training.text import cut_batch, load_text
+from flexep.training.text import cut_batch, load_text, num_windows
 
 MAX_GRAD_NORM = 1.0
 WARMUP_STEPS = 10
@@ -137,6 +137,7 @@ def train(
         LossNotFinite: on every rank, at the first step whose loss is NaN or infinite.
     """
     text = load_text()
+    num_windows(text, config.seq)  # refuses a sequence longer than the text before anything is built
     group = flexep.Group.from_process_group(process_group)
     with make_dispatcher(config, group) as dispatcher:
         trainer = Trainer(config, build_model(config, dispatcher), process_group)

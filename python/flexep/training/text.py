@@ -47,6 +47,16 @@ def share(count: int, rank: int, ranks: int) -> slice:
     return slice(begin, begin + each + (rank < more))
 
 
+def num_windows(text: Text, seq: int) -> int:
+    """How many windows of `seq` bytes and the byte behind them the text holds. Raises ArgumentError if none."""
+    count = text.data.numel() - seq
+    if count < 1:
+        raise ArgumentError(
+            "seq", seq, f"at most {text.data.numel() - 1}, one less than the bytes of the text"
+        )
+    return count
+
+
 def cut_batch(
     text: Text, *, seed: int, step: int, batch: int, seq: int, rank: int, ranks: int
 ) -> tuple[Tensor, Tensor]:
@@ -54,11 +64,7 @@ def cut_batch(
 
     The global batch depends on (seed, step) alone and is cut by sequence, in rank order.
     """
-    last = text.data.numel() - seq - 1
-    if last < 0:
-        raise ArgumentError(
-            "seq", seq, f"at most {text.data.numel() - 1}, one less than the bytes of the text"
-        )
-    starts_B = torch.randint(last + 1, (batch,), generator=keyed_generator(seed, "batch", step))
+    generator = keyed_generator(seed, "batch", step)
+    starts_B = torch.randint(num_windows(text, seq), (batch,), generator=generator)
     window_BS = text.data[starts_B[share(batch, rank, ranks), None] + torch.arange(seq + 1)].long()
     return window_BS[:, :-1], window_BS[:, 1:]
