@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -43,17 +43,11 @@ def run_local(ctx: RankContext, case: Case | None, dispatchers: list[str]) -> li
 
 
 class Sweep:
-    """One pool at a time, made anew when the number of ranks changes or a case broke it.
+    """One pool at a time, made anew when the number of ranks changes or a case broke it."""
 
-    `setup` runs in every rank of every pool (tests plant bugs with it).
-    """
-
-    def __init__(
-        self, dispatchers: Sequence[str], device: str = "cpu", setup: Callable | None = None
-    ) -> None:
+    def __init__(self, dispatchers: Sequence[str], device: str = "cpu") -> None:
         self.dispatchers = list(dispatchers)
         self.device = device
-        self.setup = setup
         self._pool: RankPool | None = None
 
     def run(self, cases: Sequence[Case], local_ranks: int = 2) -> Iterator[tuple[list[Case], list[Failure]]]:
@@ -76,7 +70,7 @@ class Sweep:
         if self._pool is not None and (self._pool.size != ranks or not self._pool.alive):
             self.close()
         if self._pool is None:
-            self._pool = RankPool(ranks, self.device, CASE_TIMEOUT, self.setup)
+            self._pool = RankPool(ranks, self.device, CASE_TIMEOUT)
         return self._pool
 
     def _process(self, case: Case, ranks: int) -> list[Failure]:

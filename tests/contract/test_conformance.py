@@ -1,0 +1,96 @@
+"""The contract: every dispatcher, on processes and in a local group, equals the oracle to the bit.
+
+Cases are a covering array over all axes of the conformance list, world sizes and transports included; every
+case runs on every dispatcher, and their results are compared with each other too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+
+import flexep
+from flexep.testing.axes import covering_cases, random_cases
+from flexep.testing.case import Case
+from flexep.testing.check import check_dispatchers
+from flexep.testing.pool import RankPool
+from flexep.testing.sweep import Failure, Sweep
+from flexep.testing.worker import RankContext
+
+DISPATCHERS = list(flexep.BACKENDS)
+RANKS = (1, 2, 3, 4, 8)
+CASES = covering_cases(RANKS)
+SMALL = Case(ranks=2, experts=5, hidden=64, top_k=3, tokens=33, seed=3, spread="ragged", alignment=8)
+
+
+def run(cases: list[Case]) -> list[Failure]:
+    with Sweep(DISPATCHERS) as sweep:
+        return [failure for _, failures in sweep.run(cases) for failure in failures]
+
+
+def explain(failures: list[Failure]) -> str:
+    """The first few failures with the command that shows each."""
+    return "\n".join(
+        "\n  ".join([f"flexep verify --case '{f.case.to_json()}'", *f.messages[:4]]) for f in failures[:5]
+    )
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_on_processes(ranks: int) -> None:
+    cases = [case for case in CASES if case.ranks == ranks and case.transport == "process"]
+    assert cases
+    failures = run(cases)
+    assert not failures, explain(failures)
+
+
+def test_in_a_local_group() -> None:
+    failures = run([case for case in CASES if case.transport == "local"])
+    assert not failures, explain(failures)
+
+
+@pytest.mark.parametrize("ranks", [5, 6, 7, 12, 16, 72])
+def test_other_world_sizes_in_a_local_group(ranks: int) -> None:
+    cases = [replace(case, transport="local") for case in random_cases(ranks, 8, seed=ranks, limit=2**18)]
+    failures = run(cases)
+    assert not failures, explain(failures)
+
+
+@pytest.mark.parametrize("transport", ["process", "local"])
+def test_one_handle_a_hundred_times_and_twenty_runs(transport: str) -> None:
+    failures = run(
+        [
+            replace(SMALL, cached=99, transport=transport),
+            replace(SMALL, repeats=19, transport=transport),
+            replace(
+                SMALL, cached=20, layout="flat", capacity="one_over", weights="inside", transport=transport
+            ),
+        ]
+    )
+    assert not failures, explain(failures)
+
+
+def from_a_store(ctx: RankContext, path: str) -> list[str]:
+    group = flexep.Group.from_store(dist.FileStore(path, ctx.size), ctx.rank, ctx.size, generation=3)
+    cases = [
+        SMALL,
+        replace(SMALL, capacity="far_over"),
+        replace(SMALL, layout="flat", y_layout="flat", weights="inside"),
+    ]
+    found = [str(m) for case in cases for m in check_dispatchers(case, group, DISPATCHERS)]
+    group.close()
+    return found
+
+
+def test_a_group_from_a_store(tmp_path) -> None:
+    with RankPool(2) as pool:
+        assert pool.run(from_a_store, str(tmp_path / "store")) == [[], []]
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("seed", range(4))
+def test_large(seed: int) -> None:
+    cases = [case for case in covering_cases((2, 4), limit=2**29, seed=seed) if case.elements > 2**24]
+    failures = run(cases)
+    assert not failures, explain(failures)

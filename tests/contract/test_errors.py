@@ -1,0 +1,304 @@
+"""What is refused, how it is named, that every rank hears of it, and that the group works afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import flexep
+from flexep.errors import ArgumentError, CollectiveMismatch, HandleMismatch, PeerRefused
+from flexep.testing.pool import RankPool
+from flexep.testing.worker import RankContext
+
+R, E, H, K, T = 3, 5, 16, 2, 7
+DISPATCHERS = list(flexep.BACKENDS)
+GOOD: dict[str, Any] = {"num_experts": E, "hidden": H, "top_k": K, "max_tokens": T, "timeout": 20.0}
+
+
+class Pools:
+    """The pool of this file, made anew after a test that broke it."""
+
+    pool: RankPool | None = None
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Pools]:
+    pools = Pools()
+    yield pools
+    if pools.pool is not None:
+        pools.pool.close()
+
+
+@pytest.fixture
+def pool(pools: Pools) -> RankPool:
+    if pools.pool is None or not pools.pool.alive:
+        pools.pool = RankPool(R, timeout=60)
+    return pools.pool
+
+
+def inputs() -> dict[str, torch.Tensor]:
+    return {
+        "x": torch.ones(T, H, dtype=torch.bfloat16),
+        "topk_idx": torch.arange(T * K).view(T, K) % E,
+        "topk_weights": torch.ones(T, K),
+    }
+
+
+def caught(call: Callable[[], Any]) -> Exception | None:
+    try:
+        call()
+    except flexep.FlexEPError as error:
+        return error
+    return None
+
+
+def works(ep: flexep.Dispatcher) -> bool:
+    """A whole round gives what it must: K experts that return their rows make K times x."""
+    r = ep.dispatch(**inputs())
+    return bool((ep.combine(r.x, r.handle) == K).all())
+
+
+def changed(tensor: torch.Tensor, at: tuple[int, int], value: float) -> torch.Tensor:
+    tensor = tensor.clone()
+    tensor[at] = value
+    return tensor
+
+
+# name -> (argument that the error must name, what is done to it)
+BAD_DISPATCH: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
+    "dtype of x": ("x.dtype", lambda x: x.float()),
+    "shape of x": ("x.shape", lambda x: x[:, :8].contiguous()),
+    "dimensions of x": ("x.shape", lambda x: x[None]),
+    "stride of x": ("x.stride", lambda x: x.repeat(1, 2)[:, ::2]),
+    "too many tokens": ("x.shape[0]", lambda x: x.repeat(2, 1)),
+    "x is a list": ("x", lambda x: [[1.0]]),
+    "device of x": ("x.device", lambda x: x.to("meta")),
+    "expert id E": ("topk_idx", lambda i: changed(i, (3, 1), E)),
+    "expert id -2": ("topk_idx", lambda i: changed(i, (3, 1), -2)),
+    "expert id beyond int32": ("topk_idx", lambda i: changed(i, (3, 1), 2**32)),
+    "dtype of ids": ("topk_idx.dtype", lambda i: i.float()),
+    "shape of ids": ("topk_idx.shape", lambda i: i[:, :1].contiguous()),
+    "rows of ids": ("topk_idx.shape", lambda i: i[:-1]),
+    "NaN weight": ("topk_weights", lambda w: changed(w, (6, 0), float("nan"))),
+    "dtype of weights": ("topk_weights.dtype", lambda w: w.double()),
+    "shape of weights": ("topk_weights.shape", lambda w: w[:-1]),
+}
+
+
+def bad_dispatch(
+    ctx: RankContext, backend: str, what: str, capacity: int | None
+) -> tuple[Exception | None, bool]:
+    argument, spoil = BAD_DISPATCH[what]
+    with flexep.Dispatcher(ctx.group, backend=backend, capacity=capacity, **GOOD) as ep:
+        args = inputs()
+        if ctx.rank == 1:
+            name = argument.split(".")[0]
+            args[name] = spoil(args[name])
+        error = caught(lambda: ep.dispatch(**args))
+        return error, works(ep)
+
+
+@pytest.mark.parametrize("capacity", [None, 128])
+@pytest.mark.parametrize("backend", DISPATCHERS)
+@pytest.mark.parametrize("what", BAD_DISPATCH)
+def test_bad_input_to_dispatch_on_one_rank(
+    pool: RankPool, what: str, backend: str, capacity: int | None
+) -> None:
+    results = pool.run(bad_dispatch, backend, what, capacity)
+    errors = [error for error, _ in results]
+    assert isinstance(errors[1], ArgumentError)
+    assert errors[1].argument.startswith(BAD_DISPATCH[what][0])
+    for rank in (0, 2):
+        assert isinstance(errors[rank], PeerRefused), errors[rank]
+        assert list(errors[rank].refused) == [1]
+    assert [after for _, after in results] == [True] * R
+
+
+def bad_combine(ctx: RankContext, backend: str, what: str) -> tuple[Exception | None, bool]:
+    with (
+        flexep.Dispatcher(ctx.group, backend=backend, **GOOD) as ep,
+        flexep.Dispatcher(ctx.group, backend=backend, **GOOD) as other,
+    ):
+        r, r_other = ep.dispatch(**inputs()), other.dispatch(**inputs())
+        args: dict[str, Any] = {"y": r.x, "handle": r.handle, "weights": None}
+        if ctx.rank == 1:
+            args |= {
+                "dtype of y": {"y": r.x.float()},
+                "shape of y": {"y": r.x[:-1]},
+                "stride of y": {"y": r.x.t().contiguous().t()},
+                "shape of weights": {"weights": torch.ones(len(r.x) + 1)},
+                "layout": {"y_layout": "sideways"},
+                "handle of another dispatcher": {"handle": r_other.handle},
+                "no handle": {"handle": None},
+            }[what]
+        elif what == "shape of weights":
+            args["weights"] = r.weights
+        error = caught(lambda: ep.combine(args.pop("y"), args.pop("handle"), **args))
+        return error, works(ep)
+
+
+@pytest.mark.parametrize("backend", DISPATCHERS)
+@pytest.mark.parametrize(
+    ("what", "kind", "message"),
+    [
+        ("dtype of y", ArgumentError, "y.dtype"),
+        ("shape of y", ArgumentError, "y.shape"),
+        ("stride of y", ArgumentError, "y.stride"),
+        ("shape of weights", ArgumentError, "weights.shape"),
+        ("layout", ArgumentError, "y_layout = 'sideways'"),
+        ("handle of another dispatcher", HandleMismatch, "was made by"),
+        ("no handle", ArgumentError, "handle"),
+    ],
+)
+def test_bad_input_to_combine_on_one_rank(
+    pool: RankPool, what: str, kind: type, message: str, backend: str
+) -> None:
+    results = pool.run(bad_combine, backend, what)
+    errors = [error for error, _ in results]
+    assert isinstance(errors[1], kind)
+    assert message in str(errors[1])
+    assert all(
+        isinstance(errors[rank], PeerRefused) and list(errors[rank].refused) == [1] for rank in (0, 2)
+    ), errors
+    assert [after for _, after in results] == [True] * R
+
+
+def bad_reuse(ctx: RankContext, backend: str) -> tuple[list[Exception | None], bool]:
+    with (
+        flexep.Dispatcher(ctx.group, backend=backend, **GOOD) as ep,
+        flexep.Dispatcher(ctx.group, backend=backend, **GOOD) as other,
+    ):
+        x, handle = inputs()["x"], ep.dispatch(**inputs()).handle
+        errors = [
+            caught(lambda: ep.dispatch(x[: 3 if ctx.rank == 1 else T], handle=handle)),
+            caught(
+                lambda: (other if ctx.rank == 1 else ep).dispatch(x, handle=handle) if ctx.size == 1 else None
+            ),
+            caught(lambda: other.dispatch(x, handle=handle)),
+            caught(lambda: ep.dispatch(x)),
+            caught(lambda: ep.dispatch(**inputs(), handle=handle)),
+        ]
+        return errors, works(ep)
+
+
+@pytest.mark.parametrize("backend", DISPATCHERS)
+def test_bad_reuse_of_a_handle(pool: RankPool, backend: str) -> None:
+    for rank, (errors, after) in enumerate(pool.run(bad_reuse, backend)):
+        other_length, _, other_dispatcher, neither, both = errors
+        assert isinstance(other_length, ArgumentError if rank == 1 else PeerRefused)
+        assert isinstance(other_dispatcher, HandleMismatch)
+        assert isinstance(neither, ArgumentError)
+        assert isinstance(both, ArgumentError)
+        assert after
+
+
+def disagreeing_call(ctx: RankContext, backend: str, what: str) -> tuple[Exception | None, bool]:
+    with flexep.Dispatcher(ctx.group, backend=backend, **GOOD) as ep:
+        args: dict[str, Any] = inputs()
+        odd = ctx.rank == 2
+        if what == "x requires grad":
+            args["x"].requires_grad_(odd)
+        elif what == "weights require grad":
+            args["topk_weights"].requires_grad_(odd)
+        elif what == "weights given" and odd:
+            del args["topk_weights"]
+        elif what == "cached handle":
+            handle = ep.dispatch(**inputs()).handle
+            if odd:
+                args = {"x": args["x"], "topk_weights": args["topk_weights"], "handle": handle}
+        elif what == "flat rows":
+            r = ep.dispatch(**args)
+            rows = torch.ones(r.handle.num_recv, H, dtype=torch.bfloat16)
+            if odd:
+                error = caught(lambda: ep.combine(rows, r.handle, y_layout="flat"))
+            else:
+                error = caught(lambda: ep.combine(r.x, r.handle))
+            return error, works(ep)
+        error = caught(lambda: ep.dispatch(**args))
+        return error, works(ep)
+
+
+@pytest.mark.parametrize("backend", DISPATCHERS)
+@pytest.mark.parametrize(
+    "what", ["x requires grad", "weights require grad", "weights given", "cached handle", "flat rows"]
+)
+def test_calls_that_disagree_are_named_on_every_rank(pool: RankPool, what: str, backend: str) -> None:
+    for error, after in pool.run(disagreeing_call, backend, what):
+        assert isinstance(error, CollectiveMismatch), error
+        assert sorted(map(sorted, error.differences[what].values())) == [[0, 1], [2]]
+        assert after
+
+
+def disagreeing_constructor(ctx: RankContext, change: dict[str, Any]) -> tuple[Exception | None, bool]:
+    args = {**GOOD, **(change if ctx.rank == 1 else {})}
+    error = caught(lambda: flexep.Dispatcher(ctx.group, **args))
+    with flexep.Dispatcher(ctx.group, **GOOD) as ep:
+        return error, works(ep)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden", 32), ("num_experts", 6), ("top_k", 3), ("max_tokens", 8), ("dtype", torch.float16),
+        ("combine_wire", "fp32"), ("domain_size", 1), ("layout", "flat"), ("alignment", 8), ("capacity", 64),
+        ("overflow", "drop"), ("placement", [0, 1, 2, 0, 1]), ("backend", "allgather"), ("timeout", 21.0),
+    ],
+)  # fmt: skip
+def test_constructor_arguments_that_disagree(pool: RankPool, field: str, value: object) -> None:
+    for error, after in pool.run(disagreeing_constructor, {field: value}):
+        assert isinstance(error, CollectiveMismatch), error
+        assert list(error.differences) == [field]
+        assert sorted(error.differences[field].values()) == [[0, 2], [1]]
+        assert after
+
+
+def test_a_constructor_argument_refused_on_one_rank(pool: RankPool) -> None:
+    results = pool.run(disagreeing_constructor, {"hidden": 7})
+    assert [type(error) for error, _ in results] == [PeerRefused, ArgumentError, PeerRefused]
+    assert "hidden = 7" in str(results[0][0])
+    assert all(after for _, after in results)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden", 0), ("hidden", 7), ("hidden", 4.0), ("num_experts", 0), ("num_experts", True), ("top_k", 0),
+        ("top_k", 33), ("max_tokens", -1), ("alignment", 0), ("dtype", torch.float64), ("wire", "fp8"),
+        ("combine_wire", "bf17"), ("layout", "round"), ("capacity", 0), ("capacity", -1.5), ("capacity", 15),
+        ("capacity", float("nan")), ("capacity", float("inf")), ("overflow", "grow"), ("domain_size", 3),
+        ("domain_size", 0), ("placement", [0, 1]), ("placement", [0, 1, 0, 1, 7]), ("timeout", 0),
+        ("timeout", float("inf")), ("num_sms", 0), ("backend", "smoke"), ("reduction", "slow"),
+    ],
+)  # fmt: skip
+def test_bad_constructor_arguments_are_named(field: str, value: object) -> None:
+    with pytest.raises(ArgumentError) as error:
+        flexep.Dispatcher(flexep.Group.local(2), **{**GOOD, field: value})
+    assert error.value.argument == field
+    assert str(7 if value == [0, 1, 0, 1, 7] else value) in str(error.value)
+
+
+@pytest.mark.parametrize("backend", DISPATCHERS)
+def test_a_local_group_takes_one_list_entry_a_rank(backend: str) -> None:
+    with flexep.Dispatcher(flexep.Group.local(2), backend=backend, **GOOD) as ep:
+        args = inputs()
+        for wrong in (args["x"], [args["x"]], [args["x"]] * 3):
+            with pytest.raises(ArgumentError, match="a list of 2"):
+                ep.dispatch(wrong, [args["topk_idx"]] * 2)
+        results = ep.dispatch([args["x"]] * 2, [args["topk_idx"]] * 2)
+        with pytest.raises(HandleMismatch, match="belongs to rank 1"):
+            ep.combine([r.x for r in results], [r.handle for r in results][::-1])
+
+
+@pytest.mark.parametrize("backend", DISPATCHERS)
+def test_a_destroyed_dispatcher_says_so(backend: str) -> None:
+    args = inputs()
+    ep = flexep.Dispatcher(flexep.Group.local(1), backend=backend, **GOOD)
+    (r,) = ep.dispatch([args["x"]], [args["topk_idx"]])
+    ep.destroy()
+    ep.destroy()
+    for call in (lambda: ep.dispatch([args["x"]], [args["topk_idx"]]), lambda: ep.combine([r.x], [r.handle])):
+        with pytest.raises(HandleMismatch, match="destroyed"):
+            call()
