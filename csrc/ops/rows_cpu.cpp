@@ -46,8 +46,7 @@ struct TermList {
     slots.clear();
     for (std::int64_t k = 0; k < args.top_k; ++k)
       if (args.idx[base + k] >= 0) slots.push_back(base + k);
-    if (args.sort)  // equal indices keep the order of k
-      std::stable_sort(slots.begin(), slots.end(), [&](auto a, auto b) { return args.idx[a] < args.idx[b]; });
+    if (args.sort) sort_by_index(args.idx);
     const auto count = static_cast<std::int64_t>(slots.size());
     for (std::int64_t j = 0; j < count; ++j) {
       const std::int64_t slot = slots[j];
@@ -55,6 +54,15 @@ struct TermList {
       weights[j] = args.weights ? args.weights[slot]
                                 : 1.0f;  // 1 * x is x: the unweighted sum needs no text of its own
       if (args.groups) ends[j] = j + 1 == count || args.groups[slot] != args.groups[slots[j + 1]];
+    }
+  }
+  /// Insertion sort: top-k lists are short, and equal indices keep the order of k.
+  void sort_by_index(const std::int32_t* idx) {
+    for (std::size_t i = 1; i < slots.size(); ++i) {
+      const std::int64_t slot = slots[i];
+      std::size_t j = i;
+      for (; j > 0 && idx[slots[j - 1]] > idx[slot]; --j) slots[j] = slots[j - 1];
+      slots[j] = slot;
     }
   }
   std::int64_t count() const { return static_cast<std::int64_t>(slots.size()); }

@@ -6,6 +6,7 @@ op's backward is the other op, so what one direction needs the other has already
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,6 +29,12 @@ def take(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return torch.cat([values.reshape(-1), values.new_zeros(1)])[index.long()]
 
 
+@lru_cache(maxsize=64)
+def _table(num_experts: int) -> PlanTable:
+    """One table a number of experts: its copies on CUDA devices are made once, so that later calls wait for nothing."""
+    return PlanTable(num_experts, 1)
+
+
 @torch.library.custom_op("flexep::plan_permutation", mutates_args=())
 def plan_permutation(
     topk_idx: torch.Tensor, num_experts: int, alignment: int, num_rows: int | None
@@ -40,7 +47,7 @@ def plan_permutation(
         _check.at_least("num_rows", num_rows, 0)
     if idx_TK is topk_idx:
         idx_TK = idx_TK.clone()  # an op's output may not be its input
-    table = PlanTable(num_experts, 1)
+    table = _table(num_experts)
     counts_E, _ = count_slots(idx_TK, table)
     resolved = resolve(counts_E.unsqueeze(0), table, alignment, num_rows)
     assigned = assign_rows(idx_TK, 0, resolved, table, num_send=idx_TK.shape[0])
