@@ -11,7 +11,7 @@ export CMAKE_ARGS
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-CSRC = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CSRC = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: help setup build demo test lint format stubs wheel sanitize clean
 help:

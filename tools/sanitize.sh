@@ -20,4 +20,4 @@ find "$package" -name '*.py' -delete
 export PYTHONPATH="$PWD/build-$preset/python" ASAN_OPTIONS=detect_leaks=0
 export TSAN_OPTIONS="suppressions=$PWD/tools/tsan.supp halt_on_error=1 log_path=$PWD/build-$preset/report"
 # A report is in build-tsan/report.<process>, since pytest holds standard error back.
-LD_PRELOAD=$("${CXX:-c++}" -print-file-name="$library") python -m pytest ${@:-tests/native tests/ops}
+LD_PRELOAD=$("${CXX:-c++}" -print-file-name="$library") python -m pytest ${@:-tests/plan tests/native tests/ops}

@@ -2,7 +2,7 @@
 #include "bind/bind.h"
 
 PYBIND11_MODULE(_C, m) {
-  m.doc() = "FlexEP's compiled part: raw pointers, sizes and strides come in. Import flexep instead of this module.";
+  m.doc() = "FlexEP's compiled part: raw pointers, sizes and strides come in. Import flexep instead.";
   pybind11::register_exception<flexep::Error>(m, "Error", PyExc_ValueError);
   pybind11::register_exception<flexep::NotBuilt>(m, "NotBuilt", PyExc_RuntimeError);
   flexep::bind_build_info(m);

@@ -70,8 +70,8 @@ class MoELayer(nn.Module):
         received = self.dispatcher.dispatch(
             list(x), [idx for idx, _ in routed], [weights for _, weights in routed]
         )
-        y = [self._run_experts(experts, each) for experts, each in zip(self.experts, received, strict=True)]
-        return self._combine(y, [each.handle for each in received], [each.weights for each in received])
+        y_R = [self._run_experts(experts, each) for experts, each in zip(self.experts, received, strict=True)]
+        return self._combine(y_R, [each.handle for each in received], [each.weights for each in received])
 
     def _route(self, x: Any) -> tuple[Tensor, Tensor]:
         config = self.dispatcher.config

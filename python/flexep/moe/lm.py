@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flexep.errors import ArgumentError
+from flexep.moe.experts import Experts
 from flexep.moe.init import keyed_normal
 from flexep.moe.layer import MoELayer
 
@@ -108,6 +109,6 @@ class ByteLM(nn.Module):
 
     def split_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """(parameters every rank holds a copy of, parameters of the experts this rank owns)."""
-        owned = [p for block in self.blocks for p in block.moe.experts.parameters()]
+        owned = [p for module in self.modules() if isinstance(module, Experts) for p in module.parameters()]
         owned_ids = {id(p) for p in owned}
         return [p for p in self.parameters() if id(p) not in owned_ids], owned
