@@ -50,8 +50,8 @@ class AllToAll(Backend):
             assign_rows(idx, rank, resolved, self.table, num_send=sum(size.send_splits), split=self.split)
             for idx, rank, size in zip(topk_idx, hosted, sizes, strict=True)
         ]
-        weights: Sequence[torch.Tensor | None] = topk_weights or [None] * len(assigned)
-        metas = [pack_meta(a, w) for a, w in zip(assigned, weights, strict=True)]
+        given: Sequence[torch.Tensor | None] = topk_weights or [None] * len(assigned)
+        metas = [pack_meta(a, w) for a, w in zip(assigned, given, strict=True)]
         arrived = self.collectives.all_to_all(
             metas, [s.send_splits for s in sizes], [s.recv_splits for s in sizes], "dispatch.meta"
         )
