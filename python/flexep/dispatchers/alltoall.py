@@ -51,7 +51,8 @@ class AllToAll(Backend):
             for idx, rank, size in zip(topk_idx, hosted, sizes, strict=True)
         ]
         given: Sequence[torch.Tensor | None] = topk_weights or [None] * len(assigned)
-        metas = [pack_meta(a, w) for a, w in zip(assigned, given, strict=True)]
+        travelling = list(topk_weights) if topk_weights is not None else [None for _ in assigned]
+        metas = [pack_meta(a, w) for a, w in zip(assigned, travelling, strict=True)]
         arrived = self.collectives.all_to_all(
             metas, [s.send_splits for s in sizes], [s.recv_splits for s in sizes], "dispatch.meta"
         )
