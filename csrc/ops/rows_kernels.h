@@ -122,7 +122,8 @@ inline void reduce_block(typename Of<Out>::Element* out, const Terms& terms, DTy
                   load_as<In, V>(static_cast<const Element*>(terms.rows[j]) + h + v * V::W));
   };
   V total[kVectors], sum[kVectors];
-  for (std::int64_t j = 0; j < terms.count;) {
+  std::int64_t j = 0;
+  do {  // there is at least one term
     const bool first_group = j == 0;
     FLEXEP_UNROLL for (int v = 0; v < kVectors; ++v) sum[v] = term(j, v);
     for (++j; j < terms.count && !(kGroups && terms.ends[j - 1]); ++j)
@@ -133,7 +134,7 @@ inline void reduce_block(typename Of<Out>::Element* out, const Terms& terms, DTy
         total[v] = first_group ? part : V::add(total[v], part);
       }
     }
-  }
+  } while (j < terms.count);
   FLEXEP_UNROLL for (int v = 0; v < kVectors; ++v)
       store_as<Out, V, kStream>(out + h + v * V::W, kGroups ? total[v] : sum[v]);
 }

@@ -6,7 +6,7 @@
 
 namespace flexep {
 
-/// The terms of one output row, in the order of the sum.
+/// The terms of one output row, at least one, in the order of the sum.
 struct Terms {
   const void* const* rows;   // [count]
   const float* weights;      // [count]

@@ -93,6 +93,7 @@ def test_maps_padding_and_chunks() -> None:
     both(lambda x: ops.transpose_chunks(x, 5, 3), rows)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_static_permute_waits_for_nothing() -> None:
     x, idx, weights = torch.randn(64, 16).cuda(), make_routing(64, 2, 4).cuda(), torch.rand(64, 2).cuda()
     ops.permute(x, idx, weights, num_experts=4, alignment=8, num_rows=160)
