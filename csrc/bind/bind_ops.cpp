@@ -41,6 +41,13 @@ void bind_ops(py::module_& m) {
       py::arg("values"), py::arg("count"), py::arg("low"), py::arg("high"), released);
 
   m.def(
+      "narrow",
+      [](Address out, Address values, std::int64_t count, std::int32_t low, std::int32_t high) {
+        return narrow(at<std::int32_t>(out), at<const std::int64_t>(values), count, low, high);
+      },
+      py::arg("out"), py::arg("values"), py::arg("count"), py::arg("low"), py::arg("high"), released);
+
+  m.def(
       "gather_rows",
       [](Address out, const Rows& src, Address idx, Address weights, std::int64_t rows, std::int64_t hidden,
          int threads) {

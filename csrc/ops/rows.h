@@ -23,6 +23,10 @@ struct RowsIn {
 std::int64_t first_outside(const std::int32_t* values, std::int64_t count, std::int32_t low,
                            std::int32_t high);
 
+/// out = values, narrowed; returns the position of the first of them outside [low, high), or -1.
+std::int64_t narrow(std::int32_t* out, const std::int64_t* values, std::int64_t count, std::int32_t low,
+                    std::int32_t high);
+
 /// out[n] = src[idx[n]], a zero row where idx[n] is -1; with weights (fp32 [rows]) round(weights[n] *
 /// src[idx[n]]). out: [rows, hidden] of src.dtype, dense.
 void gather_rows(void* out, const RowsIn& src, const std::int32_t* idx, const float* weights,

@@ -32,6 +32,19 @@ const char* row_of(const RowsIn& src, std::int64_t row) {
   return static_cast<const char*>(src.data) + row * src.stride;
 }
 
+template <class T>
+std::int64_t find_outside(const T* values, std::int64_t count, T low, T high) {
+  constexpr std::int64_t kBlock = 4096;  // a block is judged without a branch, then searched
+  for (std::int64_t begin = 0; begin < count; begin += kBlock) {
+    const std::int64_t end = std::min(count, begin + kBlock);
+    bool bad = false;
+    for (std::int64_t i = begin; i < end; ++i) bad |= (values[i] < low) | (values[i] >= high);
+    if (bad)
+      return std::find_if(values + begin, values + end, [=](T v) { return v < low || v >= high; }) - values;
+  }
+  return -1;
+}
+
 /// The terms of one token, in the order of the sum.
 struct TermList {
   std::vector<const void*> rows;
@@ -72,16 +85,13 @@ struct TermList {
 
 std::int64_t first_outside(const std::int32_t* values, std::int64_t count, std::int32_t low,
                            std::int32_t high) {
-  constexpr std::int64_t kBlock = 4096;  // a block is judged without a branch, then searched
-  for (std::int64_t begin = 0; begin < count; begin += kBlock) {
-    const std::int64_t end = std::min(count, begin + kBlock);
-    bool bad = false;
-    for (std::int64_t i = begin; i < end; ++i) bad |= (values[i] < low) | (values[i] >= high);
-    if (bad)
-      return std::find_if(values + begin, values + end, [=](auto v) { return v < low || v >= high; }) -
-             values;
-  }
-  return -1;
+  return find_outside(values, count, low, high);
+}
+
+std::int64_t narrow(std::int32_t* out, const std::int64_t* values, std::int64_t count, std::int32_t low,
+                    std::int32_t high) {
+  for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<std::int32_t>(values[i]);
+  return find_outside<std::int64_t>(values, count, low, high);
 }
 
 void gather_rows(void* out, const RowsIn& src, const std::int32_t* idx, const float* weights,

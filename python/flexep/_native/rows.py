@@ -64,12 +64,16 @@ def check_vector(
 
 
 def check_range(name: str, values: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """Refuses a value of a CPU int32 tensor outside [low, high); returns the tensor, contiguous."""
-    values = values.contiguous()
-    bad = _C.first_outside(values.data_ptr(), values.numel(), low, high)
+    """A CPU tensor of int32 or int64 as contiguous int32; refuses a value outside [low, high)."""
+    values, count = values.contiguous(), values.numel()
+    if values.dtype == torch.int32:
+        narrow, bad = values, _C.first_outside(values.data_ptr(), count, low, high)
+    else:
+        narrow = torch.empty(values.shape, dtype=torch.int32)
+        bad = _C.narrow(narrow.data_ptr(), values.data_ptr(), count, low, high)
     if bad >= 0:
         raise ArgumentError(name, int(values.view(-1)[bad]), f"values in [{low}, {high}) (position {bad})")
-    return values
+    return narrow
 
 
 def _index(name: str, idx: torch.Tensor, dim: int, high: int, like: torch.Tensor) -> torch.Tensor:
