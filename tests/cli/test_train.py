@@ -90,7 +90,6 @@ def test_what_a_rank_refuses_is_exit_2() -> None:
         ("--device", "tpu", "device = 'tpu'"),
         ("--hidden", "33", "hidden = 33"),
         ("--weights-at", "nowhere", "weights_at = 'nowhere'"),
-        ("--steps", "many", "'many' is not a valid int"),
     ],
 )
 def test_bad_usage_is_exit_2_and_names_the_value(option: str, value: str, named: str) -> None:
