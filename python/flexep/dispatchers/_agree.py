@@ -25,11 +25,15 @@ CALL_BITS = {
 }
 
 
+CALLS = ("dispatch", "combine")
+
+
 @dataclass(frozen=True)
 class Header:
-    """What one rank says about its call. `refused` may be a scalar device tensor, so that nobody waits to say
-    it."""
+    """What one rank says about its call, one of `CALLS`. `refused` may be a scalar device tensor, so that nobody
+    waits to say it."""
 
+    call: str
     refused: torch.Tensor | bool
     num_tokens: int
     bits: int
@@ -40,42 +44,41 @@ class Header:
             if isinstance(self.refused, torch.Tensor)
             else torch.tensor(int(self.refused))
         )
-        rest = torch.tensor([self.num_tokens, self.bits], dtype=torch.int32)
+        rest = torch.tensor([CALLS.index(self.call), self.num_tokens, self.bits], dtype=torch.int32)
         return torch.cat([refused.to(device, torch.int32).view(1), rest.to(device, non_blocking=True)])
 
 
-HEADER_INTS = 3
+HEADER_INTS = 4
 
 
 def exchange_headers(
-    collectives: Collectives, op: str, headers: Sequence[Header], payload: Sequence[torch.Tensor], read: bool
+    collectives: Collectives, headers: Sequence[Header], payload: Sequence[torch.Tensor], read: bool
 ) -> Published:
-    """Gathers every rank's header and payload (int32 [n]); with `read`, checks them on the host (one host
-    wait).
+    """Gathers every rank's header and payload, int32 [n] with the same n in every call, so that ranks in
+    different calls meet here too. With `read`, checks the headers on the host (one host wait).
 
     Raises PeerRefused when another rank refused its arguments, CollectiveMismatch when calls differ. A rank
     that itself refused finds its own rank in PeerRefused.refused and raises its own error instead.
     """
+    call = headers[0].call
+    if not read:  # nobody would look at a header, and a captured graph must not hold its host memory
+        return Published(collectives.all_gather([p[None] for p in payload], f"{call}.header")[0], None, None)
     sends = [torch.cat([h.tensor(p.device), p])[None] for h, p in zip(headers, payload, strict=True)]
-    gathered = collectives.all_gather(sends, f"{op}.header")[0]
-    ints = gathered[:, HEADER_INTS:]
-    if not read:
-        return Published(ints, None, None)
+    gathered = collectives.all_gather(sends, f"{call}.header")[0]
     host = gathered.cpu()
     said = host[:, :HEADER_INTS].tolist()
-    refused = {rank: "" for rank, (status, _, _) in enumerate(said) if status}
+    refused = {rank: "" for rank, (status, *_) in enumerate(said) if status}
     if refused:
-        raise PeerRefused(op, refused)
-    differences: dict[str, dict[str, list[int]]] = {}
-    for what, bit in CALL_BITS.items():
-        by_value: dict[str, list[int]] = defaultdict(list)
-        for rank, (_, _, bits) in enumerate(said):
-            by_value["yes" if bits & bit else "no"].append(rank)
-        if len(by_value) > 1:
-            differences[what] = dict(by_value)
+        raise PeerRefused(call, refused)
+    views = [{"call": CALLS[number]} for _, number, _, _ in said]
+    if not _differences(views):
+        views = [
+            {name: "yes" if bits & bit else "no" for name, bit in CALL_BITS.items()} for *_, bits in said
+        ]
+    differences = _differences(views)
     if differences:
-        raise CollectiveMismatch(op, differences)
-    return Published(ints, host[:, HEADER_INTS:], [tokens for _, tokens, _ in said])
+        raise CollectiveMismatch(call, differences)
+    return Published(gathered[:, HEADER_INTS:], host[:, HEADER_INTS:], [tokens for _, _, tokens, _ in said])
 
 
 def agree_on_config(

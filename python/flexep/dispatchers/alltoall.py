@@ -50,7 +50,6 @@ class AllToAll(Backend):
             assign_rows(idx, rank, resolved, self.table, num_send=sum(size.send_splits), split=self.split)
             for idx, rank, size in zip(topk_idx, hosted, sizes, strict=True)
         ]
-        given: Sequence[torch.Tensor | None] = topk_weights or [None] * len(assigned)
         travelling = list(topk_weights) if topk_weights is not None else [None for _ in assigned]
         metas = [pack_meta(a, w) for a, w in zip(assigned, travelling, strict=True)]
         arrived = self.collectives.all_to_all(

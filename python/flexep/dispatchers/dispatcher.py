@@ -139,9 +139,12 @@ class Dispatcher:
         """
         backend = self._begin()
         if (topk_idx is None) == (handle is None):
-            raise ArgumentError(
-                "topk_idx", None if topk_idx is None else "given", "exactly one of topk_idx and handle"
-            )
+            given = None if topk_idx is None else "given"
+
+            def refuse() -> None:
+                raise ArgumentError("topk_idx", given, "exactly one of topk_idx and handle")
+
+            self._agree_or_check(backend, "dispatch", refuse, 0)
         xs = self._per_rank("x", x)
         weights = None if topk_weights is None else self._per_rank("topk_weights", topk_weights)
         if handle is None:
@@ -291,12 +294,14 @@ class Dispatcher:
                 else False
                 for i, idx in enumerate(experts)
             ]
-            headers = [Header(b, x.shape[0], _bits(xs, weights)) for b, x in zip(bad, xs, strict=True)]
+            headers = [
+                Header("dispatch", b, x.shape[0], _bits(xs, weights)) for b, x in zip(bad, xs, strict=True)
+            ]
             payload = [backend.publish(idx) for idx in experts]
         else:  # take part in the exchange, so that the other ranks learn of it instead of waiting
-            headers = [Header(True, 0, 0)]
-            payload = [backend.publish(torch.empty((0, config.top_k), dtype=torch.int32, device=device))]
-        published = self._exchange(backend, "dispatch", headers, payload, read, error, check_values)
+            headers = [Header("dispatch", True, 0, 0)]
+            payload = [self._nothing_published(backend)]
+        published = self._exchange(backend, headers, payload, read, error, check_values)
         planned = backend.plan(experts, weights, published)
         if config.capacity_rows is not None and config.overflow == "error":
             self._dropped = planned[0].resolved.dropped_E.sum()
@@ -305,7 +310,6 @@ class Dispatcher:
     def _exchange(
         self,
         backend: Backend,
-        op: str,
         headers: list[Header],
         payload: Tensors,
         read: bool,
@@ -313,7 +317,7 @@ class Dispatcher:
         find_error: Any = None,
     ) -> Published:
         try:
-            return exchange_headers(backend.collectives, op, headers, payload, read)
+            return exchange_headers(backend.collectives, headers, payload, read)
         except PeerRefused as refused:
             if error is not None:
                 raise error from None
@@ -321,17 +325,20 @@ class Dispatcher:
                 find_error()
             raise
 
-    def _agree_or_check(self, backend: Backend, op: str, check: Any, bits: int) -> None:
+    def _agree_or_check(self, backend: Backend, call: str, check: Any, bits: int) -> None:
         """Checks arguments; between CPU processes every rank learns the outcome before rows move."""
         error = _error_of(check)
         if self.group.is_local or self.group.device.type != "cpu":
             if error is not None:
                 raise error
             return
-        empty = torch.empty(0, dtype=torch.int32)
-        self._exchange(
-            backend, op, [Header(error is not None, 0, 0 if error else bits)], [empty], True, error
-        )
+        header = Header(call, error is not None, 0, 0 if error else bits)
+        self._exchange(backend, [header], [self._nothing_published(backend)], True, error)
+
+    def _nothing_published(self, backend: Backend) -> torch.Tensor:
+        """What a rank without tokens would publish: every exchange of headers has the same length."""
+        no_slots = torch.empty((0, self.config.top_k), dtype=torch.int32, device=self.group.device)
+        return backend.publish(no_slots)
 
     def _cached(
         self, backend: Backend, xs: Tensors, weights: Tensors | None, handles: list[Any]
