@@ -35,6 +35,7 @@ def test_grouped_equals_sequential(dtype: torch.dtype, tolerance: float, tail: i
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_no_host_wait() -> None:
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

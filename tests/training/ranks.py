@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -105,3 +109,22 @@ def first_gradients(context: RankContext, config: TrainConfig) -> dict[str, torc
                 grads[f"{layer}.{expert}.w13"] = experts.w13.grad[place]
                 grads[f"{layer}.{expert}.w2"] = experts.w2.grad[place]
         return grads
+
+
+def die(process_group: dist.ProcessGroup, rank: int) -> None:
+    """That rank is killed; the others would wait for a minute."""
+    if process_group.rank() == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def raise_error(process_group: dist.ProcessGroup, error: Exception) -> None:
+    if process_group.rank() == 0:
+        raise error
+    time.sleep(60)
+
+
+def write_sum(process_group: dist.ProcessGroup, folder: str) -> None:
+    total = torch.tensor(float(process_group.rank() + 1))
+    dist.all_reduce(total, group=process_group)
+    (Path(folder) / str(process_group.rank())).write_text(f"{total.item()} {torch.get_num_threads()}")
