@@ -1,14 +1,15 @@
-"""Memory for large CPU outputs, taken again instead of mapped again.
+"""Memory for large CPU outputs: huge pages, and taken again instead of mapped again.
 
-The C library maps a large block afresh for every tensor and unmaps it after; touching fresh pages costs many
-times the copy that fills them. Blocks that outputs gave back are therefore kept for later outputs, no more
-bytes of them than were ever in use at once.
+The C library maps a large block afresh for every tensor and unmaps it after, and touching small fresh pages costs
+many times the copy that fills them. Blocks that outputs gave back are therefore kept for later outputs, no more bytes
+of them than were ever in use at once; and new ones ask for huge pages, which also make scattered rows cheaper to reach.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import mmap
+import os
 import threading
 import weakref
 from collections import deque
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 POOLED_BYTES = 4 << 20  # smaller blocks stay in the C library's own heap
+HUGE_BYTES = 2 << 20
 
 
 class BlockPool:
@@ -32,21 +34,24 @@ class BlockPool:
         self._peak = 0
 
     def take(self, nbytes: int) -> torch.Tensor:
-        """A uint8 tensor of nbytes >= 1, its contents undefined, page aligned."""
+        """A uint8 tensor of nbytes >= 1, its contents undefined, aligned to a huge page."""
         with self._lock:
             self._collect()
             # A block of up to twice the size serves: two sizes that alternate share one block.
-            fits = [block for block in self._kept if nbytes <= len(block) <= 2 * nbytes]
+            fits = [
+                block for block in self._kept if nbytes + HUGE_BYTES <= len(block) <= 2 * nbytes + HUGE_BYTES
+            ]
             block = min(fits, key=len, default=None)
             if block is None:
-                block = mmap.mmap(-1, _rounded(nbytes))
+                block = _map(_rounded(nbytes))
             else:
                 self._kept = [other for other in self._kept if other is not block]
             self._used += len(block)
             self._peak = max(self._peak, self._used)
             while self.kept_bytes > self._peak:
                 self._kept.pop(0)
-        array = np.frombuffer(block, dtype=np.uint8, count=nbytes)
+        begin = -np.frombuffer(block, dtype=np.uint8, count=1).ctypes.data % HUGE_BYTES
+        array = np.frombuffer(block, dtype=np.uint8, count=nbytes, offset=begin)
         weakref.finalize(array, self._returned.append, block).atexit = False
         return torch.from_numpy(array)
 
@@ -56,6 +61,10 @@ class BlockPool:
             self._collect()
             self._kept.clear()
             self._peak = self._used
+
+    def renew_lock(self) -> None:
+        """For a forked child, where the thread that may have held the lock does not exist."""
+        self._lock = threading.Lock()
 
     @property
     def kept_bytes(self) -> int:
@@ -70,13 +79,21 @@ class BlockPool:
 
 
 def _rounded(nbytes: int) -> int:
-    """Up to an eighth of a power of two, so that row counts that differ a little from step to step share
-    blocks."""
-    step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 4))
-    return math.ceil(nbytes / step) * step
+    """Up to an eighth of a power of two, so that row counts that differ a little from step to step share blocks."""
+    step = max(HUGE_BYTES, 1 << max(0, nbytes.bit_length() - 4))
+    return -(-nbytes // step) * step
+
+
+def _map(nbytes: int) -> mmap.mmap:
+    """Fresh memory of this process alone, a huge page longer so that a tensor in it can begin on one."""
+    block = mmap.mmap(-1, nbytes + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without transparent huge pages: small ones do
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return block
 
 
 POOL = BlockPool()
+os.register_at_fork(after_in_child=POOL.renew_lock)
 
 
 def empty(rows: int, hidden: int, dtype: torch.dtype) -> torch.Tensor:
