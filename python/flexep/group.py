@@ -134,7 +134,7 @@ class _ProcessGroup(Group):
     def _gather_tensor(self, tensor: torch.Tensor, timeout: float) -> torch.Tensor:
         tensor = tensor.to(self.device)
         out = tensor.new_empty(self.size * tensor.numel())
-        wait(self._pg._allgather_base(out, tensor), "all_gather", self.rank, timeout)
+        wait(self._pg._allgather_base(out, tensor), "all_gather", self.rank, timeout, self.device)
         return out.cpu()
 
 
@@ -202,12 +202,15 @@ def _device_of(backend: str) -> torch.device:
     return torch.device("cpu")
 
 
-def wait(work: dist.Work, op: str, rank: int, timeout: float) -> None:
+def wait(work: dist.Work, op: str, rank: int, timeout: float, device: torch.device) -> None:
     """Waits for one collective: on the CPU until it is done, on CUDA only on behalf of the current stream.
 
-    Raises Timeout after `timeout` seconds on the CPU (torch cannot say who is late; on CUDA the watchdog of
-    NCCL rules), PeerLost when a connection broke.
+    Raises Timeout after `timeout` seconds on the CPU (torch cannot say who is late), PeerLost when a connection
+    broke. On CUDA the host does not wait at all, so that graphs can be captured; the watchdog of NCCL rules.
     """
+    if device.type == "cuda":
+        work.wait()
+        return
     try:
         work.wait(timedelta(seconds=timeout))
     except RuntimeError as error:

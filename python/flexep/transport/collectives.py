@@ -102,7 +102,7 @@ class ProcessCollectives(Collectives):
         return [out]
 
     def _wait(self, work: dist.Work, op: str) -> None:
-        wait(work, op, self.group.rank, self.timeout)
+        wait(work, op, self.group.rank, self.timeout, self.group.device)
 
 
 class LocalCollectives(Collectives):
