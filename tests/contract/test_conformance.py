@@ -50,9 +50,9 @@ def test_in_a_local_group() -> None:
     assert not failures, explain(failures)
 
 
-@pytest.mark.parametrize("ranks", [5, 6, 7, 12, 16, 72])
-def test_other_world_sizes_in_a_local_group(ranks: int) -> None:
-    cases = [replace(case, transport="local") for case in random_cases(ranks, 8, seed=ranks, limit=2**18)]
+@pytest.mark.parametrize(("ranks", "count"), [(5, 8), (6, 8), (7, 8), (12, 8), (16, 8), (72, 2)])
+def test_other_world_sizes_in_a_local_group(ranks: int, count: int) -> None:
+    cases = [replace(case, transport="local") for case in random_cases(ranks, count, seed=ranks, limit=2**18)]
     failures = run(cases)
     assert not failures, explain(failures)
 

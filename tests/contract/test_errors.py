@@ -174,9 +174,6 @@ def bad_reuse(ctx: RankContext, backend: str) -> tuple[list[Exception | None], b
         x, handle = inputs()["x"], ep.dispatch(**inputs()).handle
         errors = [
             caught(lambda: ep.dispatch(x[: 3 if ctx.rank == 1 else T], handle=handle)),
-            caught(
-                lambda: (other if ctx.rank == 1 else ep).dispatch(x, handle=handle) if ctx.size == 1 else None
-            ),
             caught(lambda: other.dispatch(x, handle=handle)),
             caught(lambda: ep.dispatch(x)),
             caught(lambda: ep.dispatch(**inputs(), handle=handle)),
@@ -187,7 +184,7 @@ def bad_reuse(ctx: RankContext, backend: str) -> tuple[list[Exception | None], b
 @pytest.mark.parametrize("backend", DISPATCHERS)
 def test_bad_reuse_of_a_handle(pool: RankPool, backend: str) -> None:
     for rank, (errors, after) in enumerate(pool.run(bad_reuse, backend)):
-        other_length, _, other_dispatcher, neither, both = errors
+        other_length, other_dispatcher, neither, both = errors
         assert isinstance(other_length, ArgumentError if rank == 1 else PeerRefused)
         assert isinstance(other_dispatcher, HandleMismatch)
         assert isinstance(neither, ArgumentError)
@@ -229,6 +226,20 @@ def test_calls_that_disagree_are_named_on_every_rank(pool: RankPool, what: str, 
     for error, after in pool.run(disagreeing_call, backend, what):
         assert isinstance(error, CollectiveMismatch), error
         assert sorted(map(sorted, error.differences[what].values())) == [[0, 1], [2]]
+        assert after
+
+
+def different_calls(ctx: RankContext, backend: str) -> tuple[Exception | None, bool]:
+    with flexep.Dispatcher(ctx.group, backend=backend, **GOOD) as ep:
+        r = ep.dispatch(**inputs())
+        error = caught(lambda: ep.combine(r.x, r.handle) if ctx.rank == 1 else ep.dispatch(**inputs()))
+        return error, works(ep)
+
+
+@pytest.mark.parametrize("backend", DISPATCHERS)
+def test_ranks_in_different_calls_hear_of_it(pool: RankPool, backend: str) -> None:
+    for error, after in pool.run(different_calls, backend):
+        assert isinstance(error, CollectiveMismatch), error
         assert after
 
 

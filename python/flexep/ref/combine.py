@@ -19,8 +19,10 @@ def _fold(partials: list[Partial], num_tokens: int, hidden: int, dtype: torch.dt
     seen = torch.zeros(num_tokens, dtype=torch.bool)
     for tokens, values in partials:
         values, known = values.to(dtype), seen[tokens]
-        total[tokens[known]] = total[tokens[known]] + values[known]
-        total[tokens[~known]] = values[~known]
+        if not known.any():
+            total[tokens] = values
+        else:
+            total[tokens] = torch.where(known[:, None], total[tokens] + values, values)
         seen[tokens] = True
     tokens = seen.nonzero()[:, 0]
     return tokens, total[tokens]

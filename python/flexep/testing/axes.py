@@ -99,7 +99,7 @@ def covering_cases(
     """Cases in which every possible pair of values meets, the number of ranks and the transport being axes
     too."""
     everything = {**axes, "ranks": tuple(ranks), "transport": ("process", "local")}
-    sizes = [limit >> shift for shift in (8, 6, 4, 2, 0)]
+    sizes = [limit >> shift for shift in (8, 6, 4, 2, 1, 0)]
     rows = covering_array(everything, [partial(allowed, limit=size) for size in sizes], SIZES, seed)
     return [case_of(row, seed + i, transport=row["transport"]) for i, row in enumerate(rows)]
 

@@ -34,9 +34,14 @@ class Mismatch:
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bits as integers, every NaN made the same one."""
     tensor = tensor.detach().cpu().contiguous()
-    if tensor.is_floating_point():
-        tensor = torch.where(tensor.isnan(), torch.nan, tensor)
-    return tensor.view(_BITS[tensor.element_size()])
+    if tensor.is_floating_point() and (is_nan := tensor.isnan()).any():
+        tensor = torch.where(is_nan, torch.nan, tensor)
+    return raw(tensor)
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bits as integers, as they are."""
+    return tensor.detach().view(_BITS[tensor.element_size()])
 
 
 def differs(got: torch.Tensor | None, want: torch.Tensor | None) -> str | None:
@@ -45,10 +50,11 @@ def differs(got: torch.Tensor | None, want: torch.Tensor | None) -> str | None:
         return None if got is want else f"got {_kind(got)}, want {_kind(want)}"
     if got.dtype != want.dtype or got.shape != want.shape:
         return f"got {_kind(got)}, want {_kind(want)}"
-    wrong = bits(got) != bits(want)
-    if not wrong.any():
+    got, want = got.detach().cpu().contiguous(), want.detach().contiguous()
+    if torch.equal(raw(got), raw(want)):
         return None
-    return _first(wrong, got, want)
+    wrong = bits(got) != bits(want)
+    return _first(wrong, got, want) if wrong.any() else None
 
 
 def outside(got: torch.Tensor | None, want: torch.Tensor, tolerance: torch.Tensor) -> str | None:

@@ -18,6 +18,9 @@ from flexep.testing.case import Case
 from flexep.testing.experts import expert_partials
 from flexep.testing.inputs import Inputs
 
+FP64_LIMIT = (
+    2**22
+)  # R * T * K * H; larger cases rely on the recipe's bits, whose distance from fp64 smaller ones show
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 
 
@@ -92,7 +95,8 @@ def _home_of_slots(
     y = (scaled if inside is None else scaled * inside).to(world.dtype)
     w_TK = w if case.weights == "combine" else None
     out.exact["z"] = ref.combine_slots(plan, rank, y, w_TK, world.wire, world.dtype)
-    _near(plan, rank, y, w_TK, out)
+    if case.elements <= FP64_LIMIT:
+        _near(plan, rank, y, w_TK, out)
 
     dy = dz.float()[:, None].expand_as(scaled)
     if w_TK is not None:
