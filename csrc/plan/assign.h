@@ -62,7 +62,8 @@ struct AssignRows {
       }
     }
     team.sync();
-    place_tokens(mine, rank_cursor + static_cast<long long>(team.rank()) * R, send_begin);
+    place_tokens(mine, rank_cursor + static_cast<long long>(team.rank()) * R,
+                 last_token + static_cast<long long>(team.rank()) * R, send_begin);
   }
 
  private:
@@ -106,7 +107,8 @@ struct AssignRows {
     }
   }
 
-  FLEXEP_HD void place_tokens(const LaneRange& mine, int32_t* rank_cursor, const int32_t* send_begin) const {
+  FLEXEP_HD void place_tokens(const LaneRange& mine, int32_t* rank_cursor, int32_t* rank_position,
+                              const int32_t* send_begin) const {
     for (int t = mine.begin; t < mine.end; ++t) {
       const long long row = static_cast<long long>(t) * top_k;
       int n = 0;  // distinct ranks of this token so far, kept ascending by insertion: top_k is at most 32
@@ -119,19 +121,16 @@ struct AssignRows {
         send_rank[row + at] = r;
         ++n;
       }
-      for (int j = 0; j < top_k; ++j) {
-        if (j >= n) {
-          send_rank[row + j] = send_row[row + j] = -1;
-          continue;
-        }
+      for (int j = 0; j < n; ++j) {
         const int32_t r = send_rank[row + j];
-        send_row[row + j] = send_begin[r] + rank_cursor[r]++;
-        send_token[send_row[row + j]] = t;
+        const int32_t position = send_begin[r] + rank_cursor[r]++;
+        send_row[row + j] = rank_position[r] = position;
+        send_token[position] = t;
       }
+      for (int j = n; j < top_k; ++j) send_rank[row + j] = send_row[row + j] = -1;
       for (int k = 0; k < top_k; ++k) {
-        slot_send[row + k] = -1;
-        for (int j = 0; j < n; ++j)
-          if (send_rank[row + j] == slot_rank[row + k]) slot_send[row + k] = send_row[row + j];
+        const int32_t r = slot_rank[row + k];
+        slot_send[row + k] = r < 0 ? -1 : rank_position[r];
       }
     }
   }

@@ -109,21 +109,23 @@ class StaticStep:
         self.x = [
             torch.zeros(40, 64, dtype=torch.bfloat16, device="cuda").requires_grad_() for _ in range(ranks)
         ]
-        self.weights = [torch.zeros(40, 3, device="cuda").requires_grad_() for _ in range(ranks)]
+        self.weights = [torch.zeros(40, 3, device="cuda") for _ in range(ranks)]
         self.topk_idx = [torch.zeros(40, 3, dtype=torch.int64, device="cuda") for _ in range(ranks)]
 
     def refill(self, seed: int) -> None:
         generator = torch.Generator(device="cuda").manual_seed(seed)
         for x, weights, idx in zip(self.x, self.weights, self.topk_idx, strict=True):
-            x.data.normal_(generator=generator)
-            weights.data.uniform_(generator=generator)
+            x.normal_(generator=generator)
+            weights.uniform_(generator=generator)
             idx.random_(-1, 6, generator=generator)
 
     def __call__(self) -> list[torch.Tensor]:
-        r = self.ep.dispatch(self.x, self.topk_idx, self.weights)
+        # Fresh leaves over the same memory: a leaf belongs to the stream, captured or not, that first used it.
+        xs, weights = ([t.detach().requires_grad_() for t in ts] for ts in (self.x, self.weights))
+        r = self.ep.dispatch(xs, self.topk_idx, weights)
         y = [(one.x.float() * one.weights[:, None]).to(torch.bfloat16) for one in r]
         z = self.ep.combine(y, [one.handle for one in r])
-        grads = torch.autograd.grad(z, [*self.x, *self.weights], [torch.ones_like(one) for one in z])
+        grads = torch.autograd.grad(z, [*xs, *weights], [torch.ones_like(one) for one in z])
         return [*(t for one in r for t in (one.x, one.weights, one.counts, one.dropped)), *z, *grads]
 
 
