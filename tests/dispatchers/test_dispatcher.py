@@ -125,7 +125,7 @@ def test_memory_plan_bounds_what_the_collectives_hold(backend: str, capacity: fl
 def watch(ep: flexep.Dispatcher) -> list[int]:
     """Bytes of every tensor that a collective of `ep` returns to one rank."""
     seen: list[int] = []
-    collectives = ep._alive().collectives
+    collectives = ep._alive().backend.collectives
     for name in ("all_gather", "all_to_all"):
         original = getattr(collectives, name)
 

@@ -1,0 +1,172 @@
+"""Before rows move: check what a call was given, and let every rank learn whether any rank refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flexep.config import LAYOUTS, DispatcherConfig
+from flexep.dispatchers import _checks as checks
+from flexep.dispatchers._agree import CALL_BITS, Header, exchange_headers
+from flexep.dispatchers.backend import Backend, Published
+from flexep.errors import ArgumentError, FlexEPError, PeerRefused
+from flexep.types import Handle
+
+FP32 = (torch.float32,)
+
+
+class Calls:
+    """The checks of one dispatcher's calls. Between CPU processes, and in exact mode everywhere, a refusal on one
+    rank is raised on all of them before rows move; in static mode on CUDA nobody waits, so it is raised alone."""
+
+    def __init__(self, backend: Backend, dispatcher_id: str) -> None:
+        self.backend = backend
+        self.group = backend.group
+        self.config: DispatcherConfig = backend.config
+        self.dispatcher_id = dispatcher_id
+
+    def per_rank(self, name: str, value: Any) -> list[Any]:
+        """An argument as one item for each hosted rank: a local group is given a list."""
+        if not self.group.is_local:
+            return [value]
+        if isinstance(value, (list, tuple)) and len(value) == self.group.size:
+            return list(value)
+        got = type(value).__name__
+        if isinstance(value, (list, tuple)):
+            got = f"{got} of {len(value)}"
+        raise ArgumentError(name, got, f"a list of {self.group.size}, one for each rank of the local group")
+
+    def dispatch(
+        self, xs: list[Any], idxs: list[Any], weights: list[Any] | None
+    ) -> tuple[list[torch.Tensor], Published]:
+        """Checks a dispatch with fresh routing; returns the expert ids as int32 and what everybody published."""
+        config, device = self.config, self.group.device
+        read = config.capacity_rows is None or device.type == "cpu"
+        experts: list[torch.Tensor] = []
+
+        def check() -> None:
+            for i, x in enumerate(xs):
+                T = checks.check_x(x, config, device).shape[0]
+                experts.append(checks.check_topk_idx(idxs[i], config, device, T))
+                if weights is not None:
+                    checks.check_tensor("topk_weights", weights[i], (T, config.top_k), FP32, device)
+            if device.type == "cpu":
+                check_values()
+
+        def check_values() -> None:
+            for i, idx in enumerate(idxs):
+                checks.raise_bad_routing(idx, None if weights is None else weights[i], config.num_experts)
+
+        error = _error_of(check)
+        if error is not None:
+            if self.group.is_local or not read:
+                raise error
+            self._exchange([Header("dispatch", True, 0, 0)], [self._nothing_published()], True, error)
+        headers, bits = [], _bits(xs, weights)
+        for i, idx in enumerate(experts):
+            bad: torch.Tensor | bool = False
+            if device.type == "cuda" and read:  # judged on the device: the answer travels in the header
+                bad = checks.bad_routing(idx, None if weights is None else weights[i], config.num_experts)
+            headers.append(Header("dispatch", bad, idx.shape[0], bits))
+        payload = [self.backend.publish(idx) for idx in experts]
+        return experts, self._exchange(headers, payload, read, None, check_values)
+
+    def cached_dispatch(self, xs: list[Any], handles: list[Any], weights: list[Any] | None) -> None:
+        """Checks a dispatch through a handle."""
+        config, device = self.config, self.group.device
+
+        def check() -> None:
+            for i, rank in enumerate(self.group.hosted):
+                T = checks.check_handle(handles[i], self.dispatcher_id, rank).num_tokens
+                checks.check_x(xs[i], config, device, T)
+                if weights is not None:
+                    checks.check_tensor("topk_weights", weights[i], (T, config.top_k), FP32, device)
+
+        self._agree("dispatch", check, _bits(xs, weights) | CALL_BITS["cached handle"])
+
+    def combine(self, ys: list[Any], handles: list[Any], weights: list[Any] | None, layout: str) -> None:
+        """Checks a combine of rows in `layout`."""
+        config, device, flat = self.config, self.group.device, layout == "flat"
+
+        def check() -> None:
+            if layout not in LAYOUTS:
+                raise ArgumentError("y_layout", layout, " or ".join(LAYOUTS))
+            if flat and weights is not None:
+                raise ArgumentError(
+                    "weights", "given", "None: flat rows are sums, so weights come before them"
+                )
+            for i, rank in enumerate(self.group.hosted):
+                h = checks.check_handle(handles[i], self.dispatcher_id, rank)
+                rows = h.num_recv if flat else h.num_rows
+                checks.check_tensor("y", ys[i], (rows, config.hidden), (config.dtype,), device)
+                if weights is not None:
+                    checks.check_tensor("weights", weights[i], self._weights_shape(h), FP32, device)
+
+        self._agree("combine", check, _bits(ys, weights) | (CALL_BITS["flat rows"] if flat else 0))
+
+    def refuse(self, call: str, error: FlexEPError) -> None:
+        """Raises `error` here, and PeerRefused on the ranks that wait for this one."""
+
+        def check() -> None:
+            raise error
+
+        self._agree(call, check, 0)
+
+    def _weights_shape(self, handle: Handle) -> tuple[int, ...]:
+        if self.config.layout == "flat":
+            return (handle.num_recv, self.config.top_k)
+        return (handle.num_rows,)
+
+    def _agree(self, call: str, check: Callable[[], None], bits: int) -> None:
+        error = _error_of(check)
+        if self.group.is_local or self.group.device.type != "cpu":
+            if error is not None:
+                raise error
+            return
+        header = Header(call, error is not None, 0, 0 if error else bits)
+        self._exchange([header], [self._nothing_published()], True, error)
+
+    def _exchange(
+        self,
+        headers: list[Header],
+        payload: list[torch.Tensor],
+        read: bool,
+        error: FlexEPError | None,
+        find_error: Callable[[], None] | None = None,
+    ) -> Published:
+        """Exchanges headers. A rank that refused raises its own error: `error`, or what `find_error` finds."""
+        try:
+            return exchange_headers(self.backend.collectives, headers, payload, read)
+        except PeerRefused as refused:
+            if error is not None:
+                raise error from None
+            if find_error is not None and set(refused.refused) & set(self.group.hosted):
+                find_error()
+            raise
+
+    def _nothing_published(self) -> torch.Tensor:
+        """What a rank without tokens would publish: every exchange of headers has the same length."""
+        no_slots = torch.empty((0, self.config.top_k), dtype=torch.int32, device=self.group.device)
+        return self.backend.publish(no_slots)
+
+
+def _bits(rows: Sequence[Any], weights: Sequence[Any] | None) -> int:
+    """What every rank must do alike, as CALL_BITS."""
+
+    def any_grad(values: Sequence[Any]) -> bool:
+        return torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in values)
+
+    bits = CALL_BITS["x requires grad"] if any_grad(rows) else 0
+    if weights is not None:
+        bits |= CALL_BITS["weights given"] | (CALL_BITS["weights require grad"] if any_grad(weights) else 0)
+    return bits
+
+
+def _error_of(check: Callable[[], None]) -> FlexEPError | None:
+    try:
+        check()
+    except FlexEPError as error:
+        return error
+    return None
