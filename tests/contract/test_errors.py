@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,60 +12,7 @@ import flexep
 from flexep.errors import ArgumentError, CollectiveMismatch, HandleMismatch, PeerRefused
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
-
-R, E, H, K, T = 3, 5, 16, 2, 7
-DISPATCHERS = list(flexep.BACKENDS)
-GOOD: dict[str, Any] = {"num_experts": E, "hidden": H, "top_k": K, "max_tokens": T, "timeout": 20.0}
-
-
-class Pools:
-    """The pool of this file, made anew after a test that broke it."""
-
-    pool: RankPool | None = None
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    pools = Pools()
-    yield pools
-    if pools.pool is not None:
-        pools.pool.close()
-
-
-@pytest.fixture
-def pool(pools: Pools) -> RankPool:
-    if pools.pool is None or not pools.pool.alive:
-        pools.pool = RankPool(R, timeout=60)
-    return pools.pool
-
-
-def inputs() -> dict[str, torch.Tensor]:
-    return {
-        "x": torch.ones(T, H, dtype=torch.bfloat16),
-        "topk_idx": torch.arange(T * K).view(T, K) % E,
-        "topk_weights": torch.ones(T, K),
-    }
-
-
-def caught(call: Callable[[], Any]) -> Exception | None:
-    try:
-        call()
-    except flexep.FlexEPError as error:
-        return error
-    return None
-
-
-def works(ep: flexep.Dispatcher) -> bool:
-    """A whole round gives what it must: K experts that return their rows make K times x."""
-    r = ep.dispatch(**inputs())
-    return bool((ep.combine(r.x, r.handle) == K).all())
-
-
-def changed(tensor: torch.Tensor, at: tuple[int, int], value: float) -> torch.Tensor:
-    tensor = tensor.clone()
-    tensor[at] = value
-    return tensor
-
+from tests.contract.rounds import DISPATCHERS, GOOD, E, H, R, T, caught, changed, inputs, works
 
 # name -> (argument that the error must name, what is done to it)
 BAD_DISPATCH: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
@@ -241,54 +188,6 @@ def test_ranks_in_different_calls_hear_of_it(pool: RankPool, backend: str) -> No
     for error, after in pool.run(different_calls, backend):
         assert isinstance(error, CollectiveMismatch), error
         assert after
-
-
-def disagreeing_constructor(ctx: RankContext, change: dict[str, Any]) -> tuple[Exception | None, bool]:
-    args = {**GOOD, **(change if ctx.rank == 1 else {})}
-    error = caught(lambda: flexep.Dispatcher(ctx.group, **args))
-    with flexep.Dispatcher(ctx.group, **GOOD) as ep:
-        return error, works(ep)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("hidden", 32), ("num_experts", 6), ("top_k", 3), ("max_tokens", 8), ("dtype", torch.float16),
-        ("combine_wire", "fp32"), ("domain_size", 1), ("layout", "flat"), ("alignment", 8), ("capacity", 64),
-        ("overflow", "drop"), ("placement", [0, 1, 2, 0, 1]), ("backend", "allgather"), ("timeout", 21.0),
-    ],
-)  # fmt: skip
-def test_constructor_arguments_that_disagree(pool: RankPool, field: str, value: object) -> None:
-    for error, after in pool.run(disagreeing_constructor, {field: value}):
-        assert isinstance(error, CollectiveMismatch), error
-        assert list(error.differences) == [field]
-        assert sorted(error.differences[field].values()) == [[0, 2], [1]]
-        assert after
-
-
-def test_a_constructor_argument_refused_on_one_rank(pool: RankPool) -> None:
-    results = pool.run(disagreeing_constructor, {"hidden": 7})
-    assert [type(error) for error, _ in results] == [PeerRefused, ArgumentError, PeerRefused]
-    assert "hidden = 7" in str(results[0][0])
-    assert all(after for _, after in results)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("hidden", 0), ("hidden", 7), ("hidden", 4.0), ("num_experts", 0), ("num_experts", True), ("top_k", 0),
-        ("top_k", 33), ("max_tokens", -1), ("alignment", 0), ("dtype", torch.float64), ("wire", "fp8"),
-        ("combine_wire", "bf17"), ("layout", "round"), ("capacity", 0), ("capacity", -1.5), ("capacity", 15),
-        ("capacity", float("nan")), ("capacity", float("inf")), ("overflow", "grow"), ("domain_size", 3),
-        ("domain_size", 0), ("placement", [0, 1]), ("placement", [0, 1, 0, 1, 7]), ("timeout", 0),
-        ("timeout", float("inf")), ("num_sms", 0), ("backend", "smoke"), ("reduction", "slow"),
-    ],
-)  # fmt: skip
-def test_bad_constructor_arguments_are_named(field: str, value: object) -> None:
-    with pytest.raises(ArgumentError) as error:
-        flexep.Dispatcher(flexep.Group.local(2), **{**GOOD, field: value})
-    assert error.value.argument == field
-    assert str(7 if value == [0, 1, 0, 1, 7] else value) in str(error.value)
 
 
 @pytest.mark.parametrize("backend", DISPATCHERS)
