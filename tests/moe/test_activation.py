@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from flexep.moe.activation import weighted_swiglu
-from tests.moe.saved import saved_storages
+from flexep.moe.saved_bytes import saved_storages
 
 
 def draw(*shape: int, seed: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from flexep.errors import ArgumentError
 from flexep.moe.experts import LINEARS, Experts
-from tests.moe.saved import saved_storages
+from flexep.moe.saved_bytes import saved_storages
 
 HIDDEN, INNER = 32, 24
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,86 +10,9 @@ import torch
 import flexep
 from flexep.errors import ArgumentError
 from flexep.moe.layer import MoELayer
-from tests.moe.oracle import moe_oracle
-from tests.moe.saved import saved_storages
-
-HIDDEN, INNER = 32, 48
-BACKENDS = ("allgather", "alltoall")
-
-
-def make_layer(
-    ranks: int, *, num_experts: int, top_k: int = 2, dtype: torch.dtype = torch.float32, **options: Any
-) -> MoELayer:
-    """A layer on a local group; `options` are split between the dispatcher and the layer."""
-    own = {
-        name: options.pop(name) for name in ("weights_at", "implementation", "renormalize") if name in options
-    }
-    dispatcher = flexep.Dispatcher(
-        flexep.Group.local(ranks),
-        num_experts=num_experts,
-        hidden=HIDDEN,
-        top_k=top_k,
-        max_tokens=64,
-        dtype=dtype,
-        **options,
-    )
-    return MoELayer(dispatcher, inner=INNER, seed=11, **own)
-
-
-def tokens(counts_R: Sequence[int], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """x [T, H] of every rank, cut from one draw, so that the tokens do not depend on the number of ranks."""
-    x_TH = torch.randn(sum(counts_R), HIDDEN, generator=torch.Generator().manual_seed(21)).to(dtype)
-    return [part.clone().requires_grad_() for part in x_TH.split(list(counts_R))]
-
-
-def grads_by_expert(layer: MoELayer) -> dict[str, torch.Tensor]:
-    """{"w13", "w2": gradients [E, ...] by global expert id, "router": gradient of the router}."""
-    order = torch.tensor([expert for experts in layer.experts for expert in experts.expert_ids]).argsort()
-    whole = {name: torch.cat([getattr(e, name).grad for e in layer.experts])[order] for name in ("w13", "w2")}
-    return whole | {"router": layer.router.weight.grad}
-
-
-def values_by_expert(layer: MoELayer, name: str) -> torch.Tensor:
-    order = torch.tensor([expert for experts in layer.experts for expert in experts.expert_ids]).argsort()
-    return torch.cat([getattr(e, name).detach() for e in layer.experts])[order]
-
-
-def run(
-    layer: MoELayer, counts_R: Sequence[int], dtype: torch.dtype = torch.float32
-) -> dict[str, torch.Tensor]:
-    """Outputs and gradients of one forward and backward, tokens of all ranks in order."""
-    x = tokens(counts_R, dtype)
-    z = layer(x)
-    sum((part.float() * torch.linspace(-1, 1, HIDDEN)).sum() for part in z).backward()
-    assert [part.shape for part in z] == [part.shape for part in x]
-    return {"z": torch.cat(z).detach(), "x": torch.cat([part.grad for part in x])} | grads_by_expert(layer)
-
-
-def expected(
-    layer: MoELayer, counts_R: Sequence[int], dtype: torch.dtype, renormalize: bool
-) -> dict[str, torch.Tensor]:
-    x_TH = torch.cat(tokens(counts_R, dtype)).detach()
-    idx_TK, _ = layer.router(x_TH)
-    parts = {"x": x_TH, "router": layer.router.weight.detach()}
-    parts |= {name: values_by_expert(layer, name) for name in ("w13", "w2")}
-    wide = {name: value.double().requires_grad_() for name, value in parts.items()}
-    z_TH = moe_oracle(wide["x"], idx_TK, wide["router"], wide["w13"], wide["w2"], renormalize)
-    (z_TH * torch.linspace(-1, 1, HIDDEN).double()).sum().backward()
-    return {"z": z_TH.detach()} | {name: value.grad for name, value in wide.items()}
-
-
-def assert_near(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:
-    """Each tensor within `tolerance` of the largest value of its counterpart."""
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        scale = theirs[name].abs().max().item() if value.numel() else 1.0
-        torch.testing.assert_close(
-            value.double(),
-            theirs[name].double(),
-            rtol=0,
-            atol=tolerance * scale,
-            msg=lambda m, n=name: f"{n}: {m}",
-        )
+from flexep.moe.router_config import RouterConfig
+from flexep.moe.saved_bytes import saved_storages
+from tests.moe.layers import BACKENDS, HIDDEN, assert_near, assert_same, make_layer, oracle_of, run, tokens
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -100,11 +22,8 @@ def assert_near(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], 
 )
 def test_matches_fp64(backend: str, counts_R: tuple[int, ...], num_experts: int, top_k: int) -> None:
     """Uneven experts, fewer experts than ranks, ranks without tokens, no token at all."""
-    renormalize = top_k > 1  # one weight, renormalised, is the constant 1
-    layer = make_layer(
-        len(counts_R), num_experts=num_experts, top_k=top_k, backend=backend, renormalize=renormalize
-    )
-    assert_near(run(layer, counts_R), expected(layer, counts_R, torch.float32, renormalize), 2e-6)
+    layer = make_layer(len(counts_R), num_experts=num_experts, top_k=top_k, backend=backend)
+    assert_near(run(layer, counts_R), oracle_of(layer, counts_R), 2e-6)
 
 
 @pytest.mark.parametrize("implementation", ["grouped", "sequential"])
@@ -122,9 +41,7 @@ def test_matches_fp64(backend: str, counts_R: tuple[int, ...], num_experts: int,
 def test_every_way_to_run_it_matches_fp64(where: dict[str, Any], implementation: str) -> None:
     counts_R = (19, 30, 0)
     layer = make_layer(3, num_experts=7, backend="alltoall", implementation=implementation, **where)
-    assert_near(
-        run(layer, counts_R), expected(layer, counts_R, torch.float32, where.get("renormalize", True)), 2e-6
-    )
+    assert_near(run(layer, counts_R), oracle_of(layer, counts_R), 2e-6)
 
 
 def test_bfloat16_stays_near_fp64() -> None:
@@ -132,15 +49,17 @@ def test_bfloat16_stays_near_fp64() -> None:
     ours = run(layer, (30, 25), torch.bfloat16)
     assert ours["z"].dtype == torch.bfloat16
     assert ours["w2"].dtype == torch.float32
-    assert_near(ours, expected(layer, (30, 25), torch.bfloat16, True), 2e-2)
+    assert_near(ours, oracle_of(layer, (30, 25), torch.bfloat16), 2e-2)
 
 
 def test_back_ends_and_ranks_agree() -> None:
-    """The same bits from both back ends; other numbers of ranks differ in the order of sums alone."""
+    """The same bits from both back ends; other numbers of ranks differ in the order of sums alone.
+
+    So no gradient, of experts or of anything else, is scaled by the number of ranks.
+    """
     one = run(make_layer(1, num_experts=6, backend="alltoall"), (50,))
     by_backend = [run(make_layer(3, num_experts=6, backend=name), (20, 13, 17)) for name in BACKENDS]
-    for name, value in by_backend[0].items():
-        assert torch.equal(value, by_backend[1][name]), name
+    assert_same(*by_backend)
     assert_near(by_backend[0], one, 1e-6)
 
 
@@ -148,9 +67,7 @@ def test_back_ends_and_ranks_agree() -> None:
 def test_static_capacity_changes_nothing_when_all_rows_fit(backend: str) -> None:
     counts_R = (20, 0, 33)
     exact = run(make_layer(3, num_experts=5, backend=backend), counts_R)
-    static = run(make_layer(3, num_experts=5, backend=backend, capacity=256), counts_R)
-    for name, value in exact.items():
-        assert torch.equal(value, static[name]), name
+    assert_same(exact, run(make_layer(3, num_experts=5, backend=backend, capacity=256), counts_R))
 
 
 def test_weights_inside_keep_no_expert_output() -> None:
@@ -172,6 +89,30 @@ def test_refuses_bad_arguments() -> None:
         make_layer(1, num_experts=4, weights_at="nowhere")
     with pytest.raises(ArgumentError, match="top_k = 5"):
         make_layer(1, num_experts=4, top_k=5)
-    for wrong in (torch.zeros(3, HIDDEN + 4), torch.zeros(HIDDEN), torch.zeros(3, HIDDEN).bfloat16()):
+    with pytest.raises(ArgumentError, match="shared_gate = True"):
+        make_layer(1, num_experts=4, shared_gate=True)
+    dispatcher = make_layer(2, num_experts=4).dispatcher
+    for field in ("num_experts", "top_k"):
+        router = RouterConfig(**{"num_experts": 4, "top_k": 2, field: 1 if field == "top_k" else 8})
+        with pytest.raises(ArgumentError, match=rf"router\.{field}"):
+            MoELayer(dispatcher, inner=8, router=router)
+    with pytest.raises(ArgumentError, match="router_group"):
+        MoELayer(dispatcher, inner=8, router_group=flexep.Group.local(3))
+
+
+def test_refuses_bad_tensors() -> None:
+    layer, x_TH = make_layer(1, num_experts=4, latent=16), torch.zeros(3, HIDDEN)
+    for wrong in (torch.zeros(3, 16), torch.zeros(3, HIDDEN + 4), torch.zeros(HIDDEN), x_TH.bfloat16(), None):
         with pytest.raises(ArgumentError, match=r"^x"):
-            make_layer(1, num_experts=4)([wrong])
+            layer([wrong])
+    with pytest.raises(ArgumentError, match=r"^x = 'Tensor'"):
+        layer(x_TH)
+    for wrong in (torch.zeros(4, dtype=torch.bool), torch.zeros(3)):
+        with pytest.raises(ArgumentError, match=r"^padding_mask"):
+            layer([x_TH], [wrong])
+    with pytest.raises(ArgumentError, match=r"^padding_mask = 'Tensor'"):
+        layer([x_TH], torch.zeros(3, dtype=torch.bool))
+    with pytest.raises(ArgumentError, match="seq_len = 2"):
+        layer([x_TH], seq_len=2)
+    with pytest.raises(ArgumentError, match="seq_len = None"):
+        make_layer(1, num_experts=4, seq_aux_loss=0.1)([x_TH])
