@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,7 @@ from flexep.errors import ArgumentError, PeerLost, Timeout, Unavailable
 DEFAULT_TIMEOUT = 300.0  # seconds; generous, because ranks warm up unequally
 
 
-class Group:
+class Group(ABC):
     """The ranks that exchange tokens. Make one with `from_process_group`, `from_store` or `local`.
 
     Attributes:
@@ -87,12 +88,12 @@ class Group:
         """
         raise Unavailable("a local group has no process group: its collectives are plain copies")
 
+    @abstractmethod
     def all_gather(self, payload: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
         """Every rank's payload, in rank order. Collective.
 
         Raises Timeout after `timeout` seconds, naming the missing ranks where the transport can tell.
         """
-        raise NotImplementedError
 
     def close(self) -> None:
         """Lets go of a process group that this group made; the caller's own stays. Safe to call twice."""
