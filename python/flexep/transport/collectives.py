@@ -19,12 +19,13 @@ from flexep.group import Group, wait
 
 @dataclass
 class Traffic:
-    """What one kind of message cost: calls, rows and bytes sent to other ranks by the ranks of this
-    process."""
+    """What one kind of message cost the ranks of this process: calls, rows and bytes sent to other ranks, and
+    `logical_bytes`, which also count what a rank sent itself."""
 
     calls: int = 0
     remote_rows: int = 0
     remote_bytes: int = 0
+    logical_bytes: int = 0
 
 
 class Collectives(ABC):
@@ -55,11 +56,14 @@ class Collectives(ABC):
         """[R * n, ...] of every rank -> the sum of everybody's own slice [n, ...], in an order nobody
         promises."""
 
-    def _count(self, op: str, rows: int, tensor: torch.Tensor) -> None:
+    def _count(self, op: str, rows: int, own_rows: int, tensor: torch.Tensor) -> None:
+        """Counts a message that sent `rows` rows of `tensor` to other ranks and `own_rows` to its own."""
+        row_bytes = (tensor.numel() // max(tensor.shape[0], 1)) * tensor.element_size()
         counter = self.traffic[op]
         counter.calls += 1
         counter.remote_rows += rows
-        counter.remote_bytes += rows * (tensor.numel() // max(tensor.shape[0], 1)) * tensor.element_size()
+        counter.remote_bytes += rows * row_bytes
+        counter.logical_bytes += (rows + own_rows) * row_bytes
 
 
 class ProcessCollectives(Collectives):
@@ -72,7 +76,7 @@ class ProcessCollectives(Collectives):
     def all_gather(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
         (tensor,) = tensors
         out = tensor.new_empty((self.group.size * tensor.shape[0], *tensor.shape[1:]))
-        self._count(op, tensor.shape[0] * (self.group.size - 1), tensor)
+        self._count(op, tensor.shape[0] * (self.group.size - 1), tensor.shape[0], tensor)
         if tensor.numel():
             self._wait(self._pg._allgather_base(_bytes(out), _bytes(tensor)), op)
         return [out]
@@ -86,7 +90,7 @@ class ProcessCollectives(Collectives):
     ) -> list[torch.Tensor]:
         (send,), (to,), (come,) = sends, send_splits, recv_splits
         out = send.new_empty((sum(come), *send.shape[1:]))
-        self._count(op, sum(to) - to[self.group.rank], send)
+        self._count(op, sum(to) - to[self.group.rank], to[self.group.rank], send)
         self._wait(self._pg.alltoall_base(_bytes(out), _bytes(send), list(come), list(to)), op)
         return [out]
 
@@ -94,7 +98,7 @@ class ProcessCollectives(Collectives):
         (tensor,) = tensors
         rows = tensor.shape[0] // self.group.size
         out = tensor.new_empty((rows, *tensor.shape[1:]))
-        self._count(op, tensor.shape[0] - rows, tensor)
+        self._count(op, tensor.shape[0] - rows, rows, tensor)
         if tensor.numel():
             self._wait(
                 self._pg._reduce_scatter_base(out, tensor.contiguous(), dist.ReduceScatterOptions()), op
@@ -111,7 +115,7 @@ class LocalCollectives(Collectives):
     def all_gather(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
         gathered = torch.cat(list(tensors))
         for tensor in tensors:
-            self._count(op, tensor.shape[0] * (len(tensors) - 1), tensor)
+            self._count(op, tensor.shape[0] * (len(tensors) - 1), tensor.shape[0], tensor)
         return [gathered] * len(tensors)
 
     def all_to_all(
@@ -122,13 +126,14 @@ class LocalCollectives(Collectives):
         op: str,
     ) -> list[torch.Tensor]:
         for rank, (send, to) in enumerate(zip(sends, send_splits, strict=True)):
-            self._count(op, sum(to) - to[rank], send)
+            self._count(op, sum(to) - to[rank], to[rank], send)
         parts = [send.split(list(to)) for send, to in zip(sends, send_splits, strict=True)]
         return [torch.cat([part[rank] for part in parts]) for rank in range(len(sends))]
 
     def reduce_scatter(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
         for tensor in tensors:
-            self._count(op, tensor.shape[0] - tensor.shape[0] // len(tensors), tensor)
+            own = tensor.shape[0] // len(tensors)
+            self._count(op, tensor.shape[0] - own, own, tensor)
         total = torch.stack(list(tensors)).float().sum(0).to(tensors[0].dtype)
         return list(total.chunk(len(tensors))) if total.numel() else [total] * len(tensors)
 
