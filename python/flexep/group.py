@@ -95,6 +95,7 @@ class Group(ABC):
         Raises Timeout after `timeout` seconds, naming the missing ranks where the transport can tell.
         """
 
+    @abstractmethod
     def close(self) -> None:
         """Lets go of a process group that this group made; the caller's own stays. Safe to call twice."""
 
@@ -112,6 +113,9 @@ class _LocalGroup(Group):
 
     def all_gather(self, payload: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
         return [payload] * self.size
+
+    def close(self) -> None:
+        """Nothing to let go of."""
 
 
 class _ProcessGroup(Group):
@@ -131,6 +135,9 @@ class _ProcessGroup(Group):
         padded = torch.frombuffer(bytearray(payload.ljust(max(max(lengths), 1), b"\0")), dtype=torch.uint8)
         rows = self._gather_tensor(padded, timeout).view(self.size, -1)
         return [bytes(row[:length].tolist()) for row, length in zip(rows, lengths, strict=True)]
+
+    def close(self) -> None:
+        """The process group is the caller's."""
 
     def _gather_tensor(self, tensor: torch.Tensor, timeout: float) -> torch.Tensor:
         tensor = tensor.to(self.device)
