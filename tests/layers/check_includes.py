@@ -21,7 +21,6 @@ SUFFIXES = {".h", ".cuh", ".cpp", ".cu"}
 # Where a primitive lives outside mem/ because it orders no memory: file (below csrc) -> what it may use.
 EXCEPTIONS = {
     "base/isa.cpp": "std::atomic",  # a process-wide setting, read and written relaxed
-    "base/fp_scope.h": "asm",  # the floating-point control register, which has no portable name on aarch64
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
