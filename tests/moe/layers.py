@@ -37,10 +37,11 @@ def make_layer(
     router = RouterConfig(num_experts=num_experts, top_k=top_k, **options)
     layer = MoELayer(dispatcher, inner=INNER, hidden=HIDDEN, router=router, seed=11, **own)
     with torch.no_grad():  # biases start at zero, where they would show little
-        for number, experts in enumerate(layer.experts):
-            for parameter in (experts.b13, experts.b2):
-                if parameter is not None:
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator(number)))
+        for experts in layer.experts:
+            for place, expert in enumerate(experts.expert_ids):
+                for parameter in (experts.b13, experts.b2):
+                    if parameter is not None:
+                        parameter[place] = torch.randn(parameter.shape[1], generator=generator(expert))
     return layer
 
 
@@ -48,6 +49,11 @@ def tokens(counts_R: Sequence[int], dtype: torch.dtype = torch.float32) -> list[
     """x [T, H] of every rank, cut from one draw, so that the tokens do not depend on the number of ranks."""
     x_TH = torch.randn(sum(counts_R), HIDDEN, generator=generator(21)).to(dtype)
     return [part.clone().requires_grad_() for part in x_TH.split(list(counts_R))]
+
+
+def padding(counts_R: Sequence[int]) -> list[torch.Tensor]:
+    """bool [T] of every rank, about a third of them True."""
+    return list((torch.rand(sum(counts_R), generator=generator(22)) < 0.33).split(list(counts_R)))
 
 
 def grad_of_z(num_tokens: int) -> torch.Tensor:
@@ -82,8 +88,8 @@ def oracle_of(
     masks: Sequence[torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor]:
     x_TH = torch.cat(tokens(counts_R, dtype)).detach()
-    gone = None if masks is None else torch.cat(list(masks)).tolist()
-    return expected(layer, x_TH, grad_of_z(len(x_TH)), gone)
+    gone = [False] * len(x_TH) if masks is None else torch.cat(list(masks)).tolist()
+    return expected(layer, counts_R, x_TH, grad_of_z(len(x_TH)), gone)
 
 
 def assert_near(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:

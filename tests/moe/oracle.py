@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,30 @@ def _swiglu(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def moe_oracle(x_TH: Tensor, parts: dict[str, Tensor], rule: ref.Rule, gone: Sequence[bool]) -> Tensor:
-    """z [T, H] of all tokens; `gone` marks padding. All fp64.
+Keep = Callable[[list[list[int]], Tensor], list[list[bool]]]
+
+
+def keep_by_rank(layer: MoELayer, counts_R: Sequence[int]) -> Keep | None:
+    """Which slots survive the capacity, of which every rank has its own; None without a capacity."""
+    config = layer.router.config
+    if config.capacity_factor is None:
+        return None
+    factor = config.capacity_factor
+
+    def keep(chosen: list[list[int]], weights_TK: Tensor) -> list[list[bool]]:
+        kept, start = [], 0
+        for count in counts_R:
+            part = slice(start, start := start + count)
+            kept += ref.keep(chosen[part], weights_TK[part], config.num_experts, factor, config.drop_by)
+        return kept
+
+    return keep
+
+
+def moe_oracle(
+    x_TH: Tensor, parts: dict[str, Tensor], rule: ref.Rule, gone: Sequence[bool], keep: Keep | None
+) -> Tensor:
+    """z [T, H] of all tokens; `gone` marks padding, `keep` says which slots are not dropped. All fp64.
 
     parts: "router" [E, H]; "w13" [E, D, 2I] and "w2" [E, I, D] by global expert id, perhaps "b13", "b2"; perhaps
     "down" [D, H] and "up" [H, D]; perhaps "shared.w13", "shared.w2", "shared.gate".
@@ -32,6 +54,9 @@ def moe_oracle(x_TH: Tensor, parts: dict[str, Tensor], rule: ref.Rule, gone: Seq
     logits_TE = x_TH @ parts["router"].t()
     chosen = ref.choose(logits_TE, rule)
     weights_TK = ref.weights(logits_TE, chosen, rule)
+    if keep is not None:
+        slots = [[-1] * len(row) if padding else row for row, padding in zip(chosen, gone, strict=True)]
+        weights_TK = weights_TK * torch.tensor(keep(slots, weights_TK)).view_as(weights_TK)
     rows_TD = x_TH @ parts["down"].t() if "down" in parts else x_TH
     gate_up = torch.einsum("td,edi->eti", rows_TD, parts["w13"])
     if "b13" in parts:
@@ -77,12 +102,13 @@ def parts_of(layer: MoELayer, of_gradients: bool = False) -> dict[str, Tensor]:
 
 
 def expected(
-    layer: MoELayer, x_TH: Tensor, grad_TH: Tensor, gone: Sequence[bool] | None = None
+    layer: MoELayer, counts_R: Sequence[int], x_TH: Tensor, grad_TH: Tensor, gone: Sequence[bool]
 ) -> dict[str, Tensor]:
     """{"z", "x": gradient, and the gradient of every part} in fp64, where z receives the gradient `grad`."""
     wide = {"x": x_TH, **parts_of(layer)}
     wide = {name: value.detach().double().requires_grad_() for name, value in wide.items()}
     parts = {name: value for name, value in wide.items() if name != "x"}
-    z_TH = moe_oracle(wide["x"], parts, rule_of(layer.router.config), gone or [False] * len(x_TH))
+    keep = keep_by_rank(layer, counts_R)
+    z_TH = moe_oracle(wide["x"], parts, rule_of(layer.router.config), gone, keep)
     z_TH.backward(grad_TH.double())
     return {"z": z_TH.detach()} | {name: value.grad for name, value in wide.items()}

@@ -125,3 +125,12 @@ def test_weights_inside_save_no_expert_output() -> None:
 def test_refuses_bad_arguments(argument: str, value: object) -> None:
     with pytest.raises(ArgumentError, match=f"{argument} = {value!r}"):
         Experts((0,), **{"hidden": HIDDEN, "inner": INNER, argument: value})
+
+
+def test_an_inner_width_that_kernels_refuse_is_named_and_sequential_takes_it() -> None:
+    x_NH, _, counts_L = rows((16,))
+    with pytest.raises(ArgumentError, match=r"weight\.shape = \(1, 32, 20\)"):
+        Experts((0,), hidden=HIDDEN, inner=10)(x_NH.bfloat16(), counts_L)
+    assert (
+        Experts((0,), hidden=HIDDEN, inner=10, implementation="sequential")(x_NH, counts_L).isfinite().all()
+    )

@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flexep.config import ROW_BYTES
+from flexep.errors import ArgumentError
+
 
 class _GroupedLinear(torch.autograd.Function):
     """torch's grouped GEMM with the sizes on the device, and a backward that is defined for empty experts."""
@@ -47,7 +50,13 @@ def grouped_linear(x_NI: Tensor, weight_LIO: Tensor, padded_counts_L: Tensor) ->
     x [N, I], weight [L, I, O] of one dtype, padded_counts int32 [L] on the same device. No host wait. Rows
     behind the last expert (the tail of a static capacity) are undefined in the result and in the gradient of
     x: no plan names them, so nobody reads them. An expert without rows gets a zero gradient.
+
+    Raises ArgumentError where a row of x or of the result is no multiple of 16 bytes, which the kernels demand.
     """
+    if any(width * x_NI.element_size() % ROW_BYTES for width in weight_LIO.shape[1:]):
+        raise ArgumentError(
+            "weight.shape", tuple(weight_LIO.shape), f"rows of {x_NI.dtype} in multiples of {ROW_BYTES} bytes"
+        )
     return _GroupedLinear.apply(x_NI, weight_LIO, torch.cumsum(padded_counts_L, 0, dtype=torch.int32))
 
 
