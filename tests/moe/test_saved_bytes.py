@@ -25,14 +25,12 @@ def test_counts_a_storage_once_and_leaves_out_what_is_there_anyway() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_inside_save_the_output_of_every_expert(dtype: torch.dtype) -> None:
     """N rows of H: with the weights at combine they stay for the weights' gradient."""
-    held, rows = {}, 0
+    held: dict[str, int] = {}
+    rows: list[int] = []
     for weights_at in ("expert", "combine"):
         layer = make_layer(1, num_experts=4, dtype=dtype, weights_at=weights_at)
         x = tokens([64], dtype)
-        hook = layer.experts[0].register_forward_hook(lambda _m, args, _out: seen.append(args[0].shape[0]))
-        seen: list[int] = []
+        layer.experts[0].register_forward_hook(lambda _m, args, _out: rows.append(args[0].shape[0]))
         held[weights_at] = saved_bytes(lambda layer=layer, x=x: layer(x)[0], beside=[*x, *layer.parameters()])
-        hook.remove()
-        (rows,) = seen
-    assert rows >= 128
-    assert held["combine"] - held["expert"] == rows * HIDDEN * dtype.itemsize
+    assert rows[0] == rows[1] >= 128
+    assert held["combine"] - held["expert"] == rows[0] * HIDDEN * dtype.itemsize
