@@ -10,11 +10,8 @@ written, so a ratio of 1 is a plain copy of the same bytes.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,9 +19,8 @@ from dataclasses import asdict, dataclass
 import torch
 import typer
 
+from flexep.benchmark.machine import COPY_BYTES, copier, cores
 from flexep.ops import permute, unpermute
-
-COPY_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -49,25 +45,6 @@ class Row:
     bytes: int
     gb_per_s: float
     ratio_to_copy: float
-
-
-def copier(threads: int, size: int = COPY_BYTES) -> Callable[[], None]:
-    """A call that copies `size` bytes in each of `threads` threads, all memory touched beforehand."""
-    memcpy = ctypes.CDLL(None).memcpy  # a foreign call gives up the interpreter lock while it runs
-    memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    pairs = [tuple(torch.ones(size, dtype=torch.uint8) for _ in range(2)) for _ in range(threads)]
-
-    def copy() -> None:
-        started = [
-            threading.Thread(target=memcpy, args=(to.data_ptr(), source.data_ptr(), size))
-            for to, source in pairs
-        ]
-        for thread in started:
-            thread.start()
-        for thread in started:
-            thread.join()
-
-    return copy
 
 
 def operations(shape: Shape) -> dict[str, tuple[Callable[[], object], int]]:
@@ -104,8 +81,8 @@ def operations(shape: Shape) -> dict[str, tuple[Callable[[], object], int]]:
 
 def measure(shape: Shape, rounds: int = 7, copy_bytes: int = COPY_BYTES) -> list[Row]:
     """One row an operation, "copy" first."""
-    cores = len(os.sched_getaffinity(0))
-    calls = {"copy": (copier(cores, copy_bytes), 2 * cores * copy_bytes), **operations(shape)}
+    threads = cores()
+    calls = {"copy": (copier(threads, copy_bytes), 2 * threads * copy_bytes), **operations(shape)}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for call, _ in calls.values():
         call()  # first touch of every page, and every lazy initialisation

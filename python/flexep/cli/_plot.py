@@ -17,7 +17,7 @@ def plot_losses(path: Path, losses: dict[str, list[float]], tolerance: float) ->
 
     Raises Unavailable where matplotlib is not installed.
     """
-    plt = _pyplot()
+    plt = pyplot()
     (first, reference), *others = losses.items()
     steps = range(1, len(reference) + 1)
     style = {
@@ -55,7 +55,7 @@ def plot_losses(path: Path, losses: dict[str, list[float]], tolerance: float) ->
         plt.close(figure)
 
 
-def _pyplot():  # type: ignore[no-untyped-def]
+def pyplot():  # type: ignore[no-untyped-def]
     from flexep.errors import Unavailable
 
     try:

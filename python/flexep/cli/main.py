@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from flexep import __version__
-from flexep.cli import demo, doctor, plan, train, verify
+from flexep.cli import bench, demo, doctor, plan, train, verify
 
 app = typer.Typer(
     name="flexep",
@@ -39,7 +39,7 @@ def _options(
     pass
 
 
-for command in (doctor, verify, plan, train, demo):
+for command in (doctor, verify, bench, plan, train, demo):
     command.register(app)
 
 

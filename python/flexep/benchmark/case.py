@@ -1,0 +1,118 @@
+"""What one benchmark run measures, as a value that validates itself and can be typed again."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from dataclasses import dataclass, replace
+
+import flexep
+from flexep.config import DispatcherConfig
+from flexep.errors import ArgumentError
+from flexep.ref import World
+from flexep.testing.case import DTYPES, ROUTINGS, Case
+from flexep.testing.inputs import make_world
+
+ROUTING_NAMES = ("uniform", "zipf", "hot", *(name.split("_")[0] for name in ROUTINGS if name[0] == "W"))
+BASELINES = ("torch",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchCase:
+    """One run. `tokens` is T of every rank (the largest, where the routing makes them ragged).
+
+    mode: exact (sizes from a host wait) or capacity (static sizes of `capacity` times tokens * top_k rows a
+    rank, overflow dropped). fresh: every dispatch plans anew; else they use one handle. weights: combine
+    multiplies rows by their routing weights, or none exist. time_limit: seconds that one library may take for
+    one operation; at least MIN_SAMPLES are taken whatever it says. pairs: the longest chained run.
+    """
+
+    device: str = "cpu"
+    ranks: int = 4
+    dispatchers: tuple[str, ...] = ("allgather", "alltoall")
+    baselines: tuple[str, ...] = BASELINES
+    tokens: int = 2048
+    hidden: int = 1024
+    experts: int = 64
+    top_k: int = 8
+    dtype: str = "bf16"
+    routing: str = "uniform"
+    layout: str = "expert_major"
+    mode: str = "exact"
+    capacity: float = 1.25
+    fresh: bool = True
+    alignment: int = 16
+    weights: str = "none"
+    seed: int = 0
+    time_limit: float = 12.0
+    pairs: int = 128
+
+    def __post_init__(self) -> None:
+        for name in ("ranks", "tokens", "hidden", "experts", "top_k", "alignment", "pairs"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        choices = {
+            "device": ("cpu", "cuda"), "dtype": tuple(DTYPES), "routing": ROUTING_NAMES,
+            "layout": ("expert_major", "flat"), "mode": ("exact", "capacity"), "weights": ("none", "combine"),
+        }  # fmt: skip
+        for name, values in choices.items():
+            self._require(name, getattr(self, name) in values, f"one of {', '.join(values)}")
+        for name, known in (("dispatchers", tuple(flexep.BACKENDS)), ("baselines", BASELINES)):
+            values = getattr(self, name)
+            for value in values:
+                if value not in known:
+                    raise ArgumentError(name, value, f"some of {', '.join(known)}")
+            self._require(name, len(set(values)) == len(values), "every name once")
+        self._require("dispatchers", bool(self.dispatchers or self.baselines), "something to measure")
+        for name in ("capacity", "time_limit"):
+            self._require(name, 0 < getattr(self, name) < math.inf, "a positive number")
+        unweighted = self.layout == "expert_major" or self.weights == "none"
+        self._require("weights", unweighted, "none with layout flat: flat rows are sums of weighted rows")
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        """The dispatchers' own rules, before any rank starts."""
+        world = self.world
+        DispatcherConfig(
+            num_ranks=world.num_ranks, num_experts=world.num_experts, hidden=world.hidden, top_k=world.top_k,
+            max_tokens=world.max_tokens, backend="alltoall", dtype=world.dtype, wire=None, combine_wire=None,
+            domain_size=None, layout=world.layout, alignment=world.alignment, capacity=world.capacity,
+            overflow="drop", num_sms=None, timeout=1.0, placement=world.placement, reduction="ordered",
+        )  # fmt: skip
+
+    def _require(self, name: str, accepted: bool, expected: str) -> None:
+        if not accepted:
+            raise ArgumentError(name, getattr(self, name), expected)
+
+    @property
+    def data(self) -> Case:
+        """The case that keys the inputs: routing, x and weights depend on (seed, rank, step) and sizes alone."""
+        full = {name.split("_")[0]: name for name in ROUTINGS if name[0] == "W"}
+        routing = {**full, "hot": full["W1"]}.get(self.routing, self.routing)
+        return Case(
+            ranks=self.ranks, experts=self.experts, hidden=self.hidden, top_k=self.top_k, tokens=self.tokens,
+            seed=self.seed, routing=routing, alignment=self.alignment, layout=self.layout,
+            y_layout=self.layout, weights=self.weights, dtype=self.dtype,
+        )  # fmt: skip
+
+    @property
+    def world(self) -> World:
+        """The dispatchers' arguments, for the oracle."""
+        return replace(make_world(self.data), capacity=self.capacity if self.mode == "capacity" else None)
+
+    @property
+    def steps(self) -> int:
+        """Different routings that take turns: a hot spot that rotates needs some, the others have one."""
+        return 4 if self.routing == "W6" else 1
+
+    def command(self) -> str:
+        """The command that runs this case again, every option spelled out."""
+        words = ["flexep", "bench"]
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "fresh":
+                words.append("--fresh" if value else "--cached")
+                continue
+            text = (",".join(value) or "none") if isinstance(value, tuple) else str(value)
+            words += [f"--{field.name.replace('_', '-')}", text]
+        return shlex.join(words)

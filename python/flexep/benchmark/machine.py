@@ -1,0 +1,114 @@
+"""The machine beneath the numbers: its copy bandwidth, measured in the same run, and what is installed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import flexep
+
+COPY_BYTES = 256 << 20  # a thread
+COPY_ROUNDS = 7
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def copier(threads: int, size: int = COPY_BYTES) -> Callable[[], None]:
+    """A call that copies `size` bytes in each of `threads` threads by memcpy, all memory touched beforehand."""
+    memcpy = ctypes.CDLL(None).memcpy  # a foreign call gives up the interpreter lock while it runs
+    memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    pairs = [tuple(torch.ones(size, dtype=torch.uint8) for _ in range(2)) for _ in range(threads)]
+
+    def copy() -> None:
+        started = [
+            threading.Thread(target=memcpy, args=(to.data_ptr(), source.data_ptr(), size))
+            for to, source in pairs
+        ]
+        for thread in started:
+            thread.start()
+        for thread in started:
+            thread.join()
+
+    return copy
+
+
+def cpu_copy_rate(size: int = COPY_BYTES) -> float:
+    """Bytes copied per second (each counted once), one thread a core, the best of COPY_ROUNDS."""
+    threads = cores()
+    copy = copier(threads, size)
+    copy()
+    return threads * size / min(_seconds(copy) for _ in range(COPY_ROUNDS))
+
+
+def cuda_copy_rate(size: int = COPY_BYTES) -> float:
+    """Bytes per second that the copy engine moves from GPU 0 to GPU 1 (one GPU: inside it), best of COPY_ROUNDS."""
+    peer = 1 % torch.cuda.device_count()
+    source = torch.ones(size, dtype=torch.uint8, device="cuda:0")
+    to = torch.empty(size, dtype=torch.uint8, device=f"cuda:{peer}")
+
+    def copy() -> None:
+        to.copy_(source, non_blocking=True)
+        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(peer)
+
+    copy()
+    return size / min(_seconds(copy) for _ in range(COPY_ROUNDS))
+
+
+def copy_facts(device: str, size: int = COPY_BYTES) -> dict[str, Any]:
+    """C and how it was measured."""
+    if device == "cpu":
+        rate, how, threads = cpu_copy_rate(size), "memcpy of the C library, one thread a core", cores()
+    else:
+        rate, how, threads = cuda_copy_rate(size), "copy engine, GPU 0 to GPU 1", 1
+    return {
+        "bytes_per_second": rate, "method": how, "threads": threads, "bytes_each": size, "best_of": COPY_ROUNDS,
+    }  # fmt: skip
+
+
+def machine_facts(device: str) -> dict[str, Any]:
+    """Processor, cores, memory, GPUs in use."""
+    cpu = next(
+        (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        platform.machine(),
+    )
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    gpus = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if device == "cuda" else []
+    )
+    return {"cores": cores(), "cpu": cpu, "memory_bytes": memory, "system": platform.platform(), "gpus": gpus}
+
+
+def versions() -> dict[str, str]:
+    """What ran."""
+    found = {"flexep": flexep.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    if torch.version.cuda is not None and torch.cuda.is_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def load() -> float:
+    """Runnable processes, averaged over the last minute: well above the ranks' own share, and numbers are noise."""
+    return os.getloadavg()[0]
+
+
+def _seconds(call: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _lines(path: str) -> list[str]:
+    file = Path(path)
+    return file.read_text().splitlines() if file.exists() else []

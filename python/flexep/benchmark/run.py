@@ -1,0 +1,181 @@
+"""Drives a run: opens every column on the same ranks, checks, times in turns, checks again, and adds up."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from flexep.benchmark import rank
+from flexep.benchmark.case import BenchCase
+from flexep.benchmark.machine import COPY_BYTES, copy_facts, load, machine_facts, versions
+from flexep.benchmark.rank import OPS, Column, Facts
+from flexep.testing.pool import RankPool
+
+TURNS = 4  # on the CPU columns take turns in every operation, so that a neighbour's work slows all alike
+MIN_SAMPLES = 8  # of an operation, whatever the time limit
+MAX_SAMPLES = 64
+START_TIMEOUT = 600.0  # seconds for making inputs and answers, and for anything else that is not timed
+Progress = Callable[[str, int, int], None]
+
+
+class Run:
+    """One case on one pool. `problems` collects what checks found, by column."""
+
+    def __init__(self, case: BenchCase, pool: RankPool, copy_rate: float) -> None:
+        self.case, self.pool, self.copy_rate = case, pool, copy_rate
+        self.columns: list[Column] = [("flexep", name) for name in case.dispatchers]
+        self.columns += [("torch", "all_to_all_single") for _ in case.baselines]
+        self.problems: dict[Column, list[str]] = {column: [] for column in self.columns}
+        self.facts: dict[Column, Facts] = {}
+        self.pace: dict[Column, float] = {}
+        self.samples: dict[tuple[Column, str], list[list[float]]] = {}  # [round of calls][rank]
+        self.host: dict[tuple[Column, str], list[float]] = {}
+        self.turns = TURNS if case.device == "cpu" else 1
+
+    def ranks(self, method: str, *args: Any) -> list[Any]:
+        return self.pool.run(rank.call, method, *args, timeout=START_TIMEOUT + 20 * self.case.time_limit)
+
+    def steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Everything there is to do, with a word for the progress bar."""
+        yield "inputs", self._start
+        for column in self.columns:
+            yield f"{column[1]}: check", partial(self._open, column)
+        for turn in range(self.turns):
+            for op in OPS:
+                for column in self.columns:
+                    word = f"{column[1]}: {op} ({turn + 1} of {self.turns})"
+                    yield word, partial(self._measure, column, op)
+        for column in self.columns:
+            yield f"{column[1]}: check again", partial(self._check, column, "after")
+
+    def _start(self) -> None:
+        self.pool.run(rank.start, self.case, timeout=START_TIMEOUT)
+
+    def _open(self, column: Column) -> None:
+        self.facts[column] = self.ranks("open", column)[0]
+        self._check(column, "before")
+        self.pace[column] = max(self.ranks("pace", column))
+
+    def _check(self, column: Column, when: str) -> None:
+        self._note(column, when, self.ranks("check", column))
+
+    def _note(self, column: Column, when: str, wrong: list[list[str]]) -> None:
+        self.problems[column] += [f"{when}, rank {r}: {w}" for r, found in enumerate(wrong) for w in found]
+
+    def _measure(self, column: Column, op: str) -> None:
+        most = self.case.pairs if op == "roundtrip" else min(MAX_SAMPLES, self.case.pairs)
+        fitting = int(self.case.time_limit / self.pace[column])
+        count = math.ceil(max(MIN_SAMPLES, min(most, fitting)) / self.turns)
+        kept = self.samples.setdefault((column, op), [])
+        if op == "roundtrip":
+            results = self.ranks("chain", column, count)
+            self._note(column, "last of the chain", [wrong for _, wrong in results])
+            drop = max(1, count // 8)  # 16 of 128
+            kept += [list(each) for each in zip(*(times[drop:] for times, _ in results), strict=True)]
+            return
+        results = self.ranks("measure", column, op, count)
+        kept += [list(each) for each in zip(*(times.device for times in results), strict=True)]
+        if results[0].host is not None:
+            host = self.host.setdefault((column, op), [])
+            host += [max(each) for each in zip(*(times.host for times in results), strict=True)]
+
+    def rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """`results` by the contract, and what does not fit its fields, in the same order."""
+        floor = self.ranks("floor")[0]
+        floor_us = 1e6 * (floor.remote_rows + floor.expert_rows) * floor.row_bytes / self.copy_rate
+        results, details = [], []
+        for column in self.columns:
+            sent = self.ranks("sent", column)
+            for op in OPS:
+                row, detail = self._row(column, op, sent, floor_us * (2 if op == "roundtrip" else 1))
+                results.append(row)
+                details.append(detail)
+        return results, details
+
+    def _row(
+        self, column: Column, op: str, sent: list[dict[str, tuple[float, float]]], floor_us: float
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        case, facts, samples = self.case, self.facts[column], self.samples[column, op]
+        if op == "roundtrip":  # a chain has no slowest rank: all run at one pace
+            by_rank = [sorted(times) for times in zip(*samples, strict=True)]
+            median_us, p99_us = (statistics.median(quantile(t, q) for t in by_rank) for q in (0.5, 0.99))
+        else:
+            slowest = sorted(max(each) for each in samples)
+            median_us, p99_us = quantile(slowest, 0.5), quantile(slowest, 0.99)
+        mine = [
+            {name: b for name, b in each.items() if op in ("roundtrip", name.split(".")[0])} for each in sent
+        ]
+        remote = [sum(b[0] for b in each.values()) for each in mine]
+        logical = [sum(b[1] for b in each.values()) for each in mine]
+        host = self.host.get((column, op))
+        row = {
+            "library": facts.library, "dispatcher": facts.dispatcher, "op": op, "layout": facts.layout,
+            "wire": facts.wire, "routing": case.routing, "mode": facts.mode, "fresh": case.fresh,
+            "alignment": facts.alignment, "tokens": case.tokens, "hidden": case.hidden,
+            "experts": case.experts, "top_k": case.top_k, "ranks": case.ranks, "sms": None,
+            "median_us": median_us, "p99_us": p99_us, "host_us": statistics.median(host) if host else None,
+            "remote_bytes": round(max(remote)), "logical_bytes": round(max(logical)), "floor_us": floor_us,
+            "ratio_to_copy_engine": floor_us / median_us, "checked": not self.problems[column],
+        }  # fmt: skip
+        detail = {
+            "dispatcher": facts.dispatcher, "op": op, "samples": len(samples),
+            "best_us": min(max(each) for each in samples),
+            "skew_us": statistics.median(max(each) - min(each) for each in samples),
+            "remote_bytes_by_rank": [round(b) for b in remote],
+            "remote_bytes_by_message": {
+                name: round(max(each[name][0] for each in mine)) for name in mine[0]
+            },
+        }  # fmt: skip
+        return row, detail
+
+
+def quantile(ordered: list[float], q: float) -> float:
+    """The value that a share q of the sorted values does not exceed; the median of an even count is the upper one."""
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+def run(case: BenchCase, progress: Progress | None = None, copy_bytes: int = COPY_BYTES) -> dict[str, Any]:
+    """Measures the case; `progress(what, done, total)` is called before every step.
+
+    Returns the JSON result: `results` (fields of the benchmark contract), `details`, `speedup` over each baseline,
+    `problems` (what the checks found), and the facts of the run.
+    """
+    started, load_before = time.monotonic(), load()
+    say = progress or (lambda what, done, total: None)
+    say("copy bandwidth", 0, 1)
+    copy = copy_facts(case.device, copy_bytes)
+    say("ranks", 0, 1)
+    with RankPool(case.ranks, case.device, START_TIMEOUT) as pool:
+        one = Run(case, pool, copy["bytes_per_second"])
+        steps = list(one.steps())
+        for done, (what, act) in enumerate(steps):
+            say(what, done, len(steps))
+            act()
+        results, details = one.rows()
+        one.ranks("close")
+        say("done", len(steps), len(steps))
+    return {
+        "command": case.command(),
+        "versions": versions(),
+        "machine": {**machine_facts(case.device), "load_before": load_before, "load_after": load()},
+        "copy": copy,
+        "seed": case.seed,
+        "results": results,
+        "details": details,
+        "speedup": speedups(results),
+        "problems": [f"{column[1]}: {text}" for column, texts in one.problems.items() for text in texts],
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def speedups(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """{op: {dispatcher: how many times faster than the torch baseline of the same run}}."""
+    base = {row["op"]: row["median_us"] for row in results if row["library"] == "torch"}
+    return {
+        op: {row["dispatcher"]: us / row["median_us"] for row in results if row["op"] == op}
+        for op, us in base.items()
+    }

@@ -1,0 +1,99 @@
+"""`flexep bench`: exit codes, JSON, the command that repeats a run, the report and the picture."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from flexep.benchmark import run as driver
+from flexep.benchmark.case import BenchCase
+from flexep.cli._bench_report import BAR, bar
+from flexep.cli.main import app
+from flexep.testing.pool import RankPool
+from tests.bench import plants
+
+runner = CliRunner()
+TINY = "--ranks 2 --dispatchers alltoall --tokens 24 --hidden 16 --experts 4 --top-k 2 --time-limit 0.1 --pairs 8"
+
+
+@pytest.fixture(autouse=True)
+def _quick_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = partial(driver.copy_facts, size=1 << 20)
+    monkeypatch.setattr(driver, "copy_facts", lambda device, size: quick(device))
+
+
+def test_json_on_standard_output_and_a_picture(tmp_path: Path) -> None:
+    picture = tmp_path / "folder" / "bench.png"
+    result = runner.invoke(app, ["bench", *TINY.split(), "--json", "-", "--plot", str(picture)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert all(row["checked"] for row in found["results"])
+    assert "all results right" in result.stderr
+    assert found["command"] in result.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_failed_check_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(driver, "RankPool", partial(RankPool, setup=plants.wrong_row_in_alltoall))
+    path = tmp_path / "out.json"
+    result = runner.invoke(app, ["bench", *TINY.split(), "--json", str(path)])
+    assert result.exit_code == 1
+    assert "wrong results" in result.output
+    checked = {row["dispatcher"]: row["checked"] for row in json.loads(path.read_text())["results"]}
+    assert checked == {"alltoall": False, "all_to_all_single": True}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        BenchCase(),
+        BenchCase(
+            ranks=3, dispatchers=("alltoall",), baselines=(), tokens=5, hidden=64, experts=7, top_k=2,
+            dtype="fp32", routing="W6", layout="flat", mode="capacity", capacity=2.5, fresh=False, alignment=8,
+            seed=9, time_limit=0.5, pairs=3,
+        ),
+        BenchCase(dispatchers=(), weights="combine"),
+    ],
+)  # fmt: skip
+def test_the_printed_command_repeats_the_case(monkeypatch: pytest.MonkeyPatch, case: BenchCase) -> None:
+    seen: list[BenchCase] = []
+
+    def stop(case: BenchCase, progress: Any) -> None:
+        seen.append(case)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver, "run", stop)
+    runner.invoke(app, shlex.split(case.command())[1:])
+    assert seen == [case]
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--ranks", "0"], "ranks = 0"),
+        (["--dispatchers", "alltoall,smoke"], "dispatchers = 'smoke'"),
+        (["--baselines", "numpy"], "baselines = 'numpy'"),
+        (["--device", "tpu"], "device = 'tpu'"),
+        (["--device", "cuda", "--ranks", "1000"], "1000 ranks"),
+        (["--hidden", "7"], "hidden = 7"),
+        (["--routing", "W9"], "routing = 'W9'"),
+        (["--plot", "out.pdf"], "plot = 'out.pdf'"),
+        (["--tokens", "many"], "--tokens"),
+    ],
+)
+def test_bad_usage_is_named(args: list[str], named: str) -> None:
+    result = runner.invoke(app, ["bench", *args])
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
+def test_bars_have_the_length_of_their_share() -> None:
+    assert bar(1.0) == "█" * BAR
+    assert bar(0.5) == "█" * (BAR // 2)
+    assert bar(0.0) == "▏"
