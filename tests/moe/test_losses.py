@@ -174,6 +174,14 @@ def test_micro_batches_of_any_size_give_the_gradient_of_the_whole(name: str) -> 
         scaled_close(accumulate(make(**{name: 0.5}), *parts, late=False), expected, 2e-6)
 
 
+def test_micro_batches_of_whole_sequences_give_the_loss_over_sequences() -> None:
+    x_TH, mask_T = tokens(20, 24), torch.zeros(20, dtype=torch.bool)
+    expected = accumulate(make(seq_aux_loss=0.5), [x_TH], [mask_T], late=False)
+    for size in (5, 10):
+        ours = accumulate(make(seq_aux_loss=0.5), x_TH.split(size), mask_T.split(size), late=False)
+        scaled_close(ours, expected, 2e-6)
+
+
 def test_the_loss_over_the_step_uses_all_it_has_counted() -> None:
     """Backward right after its forward: the micro-batch's probabilities against the counts of it and those before."""
     parts = tokens(20, 16).split(10)
