@@ -56,15 +56,17 @@ def test_bias_matches_autograd_on_real_rows_alone(weighted: bool, dtype: torch.d
         assert torch.equal(weights_N.grad[~real_N], torch.zeros(ROWS)[~real_N])
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("implementation", LINEARS)
-def test_padding_gives_experts_with_biases_no_gradient(implementation: str) -> None:
+def test_padding_gives_experts_with_biases_no_gradient(implementation: str, weighted: bool) -> None:
     """A gradient that arrives at padding rows, which hold zeros, moves no bias and no weight."""
     grads = []
     for filler in (0.0, 7.0):
         experts = Experts(range(4), hidden=8, inner=8, implementation=implementation, bias=True)
         real_N = torch.tensor(EXPERT)[:12] < 4
         x_NH = torch.randn(12, 8, generator=generator(2)) * real_N[:, None]
-        y_NH = experts(x_NH, PADDED, torch.rand(12, generator=generator(3)) * real_N, COUNTS)
+        weights_N = torch.rand(12, generator=generator(3)) * real_N if weighted else None
+        y_NH = experts(x_NH, PADDED, weights_N, COUNTS)
         grad_NH = torch.where(real_N[:, None], torch.randn(12, 8, generator=generator(4)), filler)
         y_NH.backward(grad_NH)
         grads.append([parameter.grad for parameter in experts.parameters()])
