@@ -68,6 +68,8 @@ class DispatcherConfig:
             self._require(name, getattr(self, name) in values, f"one of {', '.join(values)}")
         ordered = self.reduction == "ordered" or self.backend == "allgather"
         self._require("reduction", ordered, "'ordered': only the allgather back end has a fast reduction")
+        flat_sum = self.reduction == "ordered" or self.domain_size is None
+        self._require("reduction", flat_sum, "'ordered' with a domain_size: a fast sum has no order to nest")
         self._require("num_sms", self.num_sms is None or _is_int(self.num_sms, 1), "None or at least 1")
         bounded = isinstance(self.timeout, (int, float)) and 0 < self.timeout < math.inf
         self._require("timeout", bounded, "a positive number of seconds")

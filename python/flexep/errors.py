@@ -91,7 +91,7 @@ class PeerLost(FlexEPError):
 class CapacityExceeded(FlexEPError):
     """More rows arrived than the static capacity holds; the kept set moved, the rest were dropped.
 
-    Attribute `dropped`: rows dropped on this rank (in a local group: summed over its ranks).
+    Attributes: `dropped` (rows dropped on all ranks together), `capacity` (rows a rank).
     """
 
     def __init__(self, dropped: int, capacity: int) -> None:

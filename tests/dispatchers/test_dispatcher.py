@@ -235,3 +235,43 @@ def works_again(ctx: RankContext, path: str) -> bool:
         z = ep.combine(r.x, r.handle)
     group.close()
     return bool(torch.isfinite(z.float()).all())
+
+
+def checks_alone(ctx: RankContext, path: str) -> list[str]:
+    """Rank 0 asks for the overflow; the other is told at its next call, for which rank 0 waits."""
+    group = flexep.Group.from_store(dist.FileStore(path, ctx.size), ctx.rank, ctx.size)
+    ep = flexep.Dispatcher(group, backend="alltoall", alignment=1, capacity=4, timeout=20.0, **SHAPE)
+    x, topk_idx, _ = (one[ctx.rank] for one in tokens(2))
+    r, seen = ep.dispatch(x, topk_idx), []
+    for call in ([ep.check] if ctx.rank == 0 else []) + [lambda: ep.combine(r.x, r.handle)] * 2:
+        try:
+            call()
+            seen.append("moved")
+        except flexep.FlexEPError as error:
+            seen.append(type(error).__name__)
+    group.close()
+    return seen
+
+
+def test_asking_for_an_overflow_on_one_rank_alone_hangs_nobody(tmp_path) -> None:
+    with RankPool(2) as pool:
+        assert pool.run(checks_alone, str(tmp_path / "store")) == [
+            ["CapacityExceeded", "PeerRefused", "moved"],
+            ["CapacityExceeded", "moved"],
+        ]
+
+
+def test_the_fast_sum_adds_in_fp32_and_takes_no_domains() -> None:
+    group = flexep.Group.local(4)
+    x, topk_idx, weights = tokens(4)
+    results = []
+    for reduction in ("ordered", "fast"):
+        ep = flexep.Dispatcher(group, backend="allgather", reduction=reduction, **SHAPE)
+        r = ep.dispatch(x, topk_idx, weights)
+        results.append(
+            ep.combine([one.x for one in r], [one.handle for one in r], [one.weights for one in r])
+        )
+    for ordered, fast in zip(*results, strict=True):
+        assert torch.allclose(ordered.float(), fast.float(), rtol=2**-7, atol=1e-6)
+    with pytest.raises(flexep.ArgumentError, match="no order to nest"):
+        flexep.Dispatcher(group, backend="allgather", reduction="fast", domain_size=2, **SHAPE)

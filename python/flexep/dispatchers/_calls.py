@@ -18,8 +18,11 @@ FP32 = (torch.float32,)
 
 
 class Calls:
-    """The checks of one dispatcher's calls. Between CPU processes, and in exact mode everywhere, a refusal on one
-    rank is raised on all of them before rows move; in static mode on CUDA nobody waits, so it is raised alone."""
+    """The checks of one dispatcher's calls.
+
+    Between CPU processes, and in a fresh exact dispatch everywhere, a refusal on one rank is raised on all of them
+    before rows move. The other calls on CUDA make nobody wait, so there a refusal is raised alone.
+    """
 
     def __init__(self, backend: Backend, dispatcher_id: str) -> None:
         self.backend = backend

@@ -8,6 +8,7 @@ promise.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -24,6 +25,23 @@ from flexep.dispatchers.backend import Backend, Planned, Published, Tensors, onl
 from flexep.indexing import entry_index, take, take_rows
 from flexep.ops.rows import gather_rows
 from flexep.types import MemoryPlan, Route
+
+
+@dataclass(frozen=True)
+class _Everyone:
+    """The plan of every rank, which each rank makes for itself.
+
+    slot_row, slot_rank [R * most, K]: of all sources' tokens. sent_RR: tokens from each source to each rank. kept: flat
+    rows of each rank. rows: its expert-major rows.
+    """
+
+    resolved: Resolved
+    assigned: list[Assigned]
+    slot_row: torch.Tensor
+    slot_rank: torch.Tensor
+    sent_RR: torch.Tensor
+    kept: list[int]
+    rows: list[int]
 
 
 class AllGather(Backend):
@@ -43,18 +61,15 @@ class AllGather(Backend):
             gathered_weights = self.collectives.all_gather(
                 [_pad(w, most, 0) for w in topk_weights], "dispatch.meta"
             )
-        shared = self._plan_all(gathered_idx[0], most)  # the same on every rank of this process
+        everyone = self._plan_all(gathered_idx[0], most)  # the same on every rank of this process
         return [
-            self._route(rank, idx.shape[0], most, shared, weights)
+            self._route(rank, idx.shape[0], most, everyone, weights)
             for rank, idx, weights in zip(self.group.hosted, topk_idx, gathered_weights, strict=True)
         ]
 
-    def _plan_all(
-        self, idx: torch.Tensor, most: int
-    ) -> tuple[Resolved, list[Assigned], torch.Tensor, list[int]]:
-        """Layout, every source's assignment, tokens from each source to each rank [R, R], and rows kept a
-        rank."""
-        R, static = self.group.size, self.config.capacity_rows is not None
+    def _plan_all(self, idx: torch.Tensor, most: int) -> _Everyone:
+        """Plans every source's tokens from everybody's expert ids, [R * most, K]."""
+        R, capacity = self.group.size, self.config.capacity_rows
         by_source = idx.view(R, most, self.config.top_k)
         counts = [count_slots(by_source[s], self.table) for s in range(R)]
         counts_RE = torch.stack([c for c, _ in counts])
@@ -64,46 +79,40 @@ class AllGather(Backend):
             for s in range(R)
         ]
         sent_RR = torch.stack([a.send_counts for a in assigned])
-        if static:
-            assert self.config.capacity_rows is not None
-            kept = [min(R * self.config.max_tokens, self.config.capacity_rows)] * R
+        if capacity is None:  # both lists in one host wait
+            sizes = torch.cat([sent_RR.sum(0), resolved.rows_R]).tolist()
+            kept, rows = sizes[:R], sizes[R:]
         else:
-            kept = sent_RR.sum(0).tolist()
-        return resolved, assigned, sent_RR, kept
+            kept, rows = [min(R * self.config.max_tokens, capacity)] * R, [capacity] * R
+        slot_row, slot_rank = (
+            torch.cat([a.slot_row for a in assigned]),
+            torch.cat([a.slot_rank for a in assigned]),
+        )
+        return _Everyone(resolved, assigned, slot_row, slot_rank, sent_RR, kept, rows)
 
     def _route(
-        self,
-        rank: int,
-        num_tokens: int,
-        most: int,
-        shared: tuple[Resolved, list[Assigned], torch.Tensor, list[int]],
-        weights: torch.Tensor | None,
+        self, rank: int, num_tokens: int, most: int, everyone: _Everyone, weights: torch.Tensor | None
     ) -> Planned:
-        resolved, assigned, sent_RR, kept = shared
-        capacity = self.config.capacity_rows
-        num_rows = int(resolved.rows_R[rank]) if capacity is None else capacity
+        num_rows, num_kept = everyone.rows[rank], everyone.kept[rank]
         recv_token, part_rows = compact_rows(
-            torch.cat([a.slot_row for a in assigned]),
-            kept[rank],
-            rows_rank_MK=torch.cat([a.slot_rank for a in assigned]),
-            rank=rank,
+            everyone.slot_row, num_kept, rows_rank_MK=everyone.slot_rank, rank=rank
         )
         row_src = invert_rows(part_rows, num_rows)
         part = row_src.div(part_rows.shape[1], rounding_mode="floor")
-        mine = assigned[rank]
+        mine = everyone.assigned[rank]
         # A partial row of token i for rank r stands, in the gathered buffer, behind those of lower sources:
         # the rank's block, plus what lower sources sent there, plus the token's place in this source's own
         # list.
-        below_R = (sent_RR.cumsum(0) - sent_RR)[rank].to(torch.int32)
+        below_R = (everyone.sent_RR.cumsum(0) - everyone.sent_RR)[rank].to(torch.int32)
         home_rank = mine.send_rank[:num_tokens].contiguous()
-        block = max(kept)
+        block = max(everyone.kept)
         shift_R = (
             torch.arange(self.group.size, dtype=torch.int32, device=below_R.device) * (block - most) + below_R
         )
         route = Route(
             num_tokens=num_tokens,
             num_rows=num_rows,
-            num_flat=kept[rank],
+            num_flat=num_kept,
             part_rows=part_rows,
             row_src=row_src,
             row_buffer=take(recv_token, part, -1),
@@ -116,8 +125,8 @@ class AllGather(Backend):
             gather_rows=(most, block),
         )
         if weights is None:
-            return Planned(route, resolved, None)
-        return Planned(route, resolved, only_here(take_rows(weights, recv_token, 0.0), part_rows))
+            return Planned(route, everyone.resolved, None)
+        return Planned(route, everyone.resolved, only_here(take_rows(weights, recv_token, 0.0), part_rows))
 
     def deliver(self, routes: Sequence[Route], rows: Tensors, op: str) -> list[torch.Tensor]:
         return self.collectives.all_gather(
@@ -146,7 +155,7 @@ class AllGather(Backend):
         for partial, route in zip(partials, routes, strict=True):
             assert route.flat_buffer is not None
             part_of_token = invert_rows(route.flat_buffer[:, None], self.group.size * route.gather_rows[0])
-            spread.append(gather_rows(partial, part_of_token))
+            spread.append(gather_rows(partial, part_of_token).float())  # the sum itself is never in bf16
         return [
             total[: route.num_tokens].to(out_dtype)
             for total, route in zip(self.collectives.reduce_scatter(spread, op), routes, strict=True)

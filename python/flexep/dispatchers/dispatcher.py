@@ -136,7 +136,7 @@ class Dispatcher:
         Raises: ArgumentError, PeerRefused, CollectiveMismatch, HandleMismatch, CapacityExceeded (of the
             dispatch before), Timeout, PeerLost.
         """
-        calls = self._begin()
+        calls = self._begin("dispatch")
         if (topk_idx is None) == (handle is None):
             given = None if topk_idx is None else "given"
             calls.refuse("dispatch", ArgumentError("topk_idx", given, "exactly one of topk_idx and handle"))
@@ -172,7 +172,7 @@ class Dispatcher:
             gets +0.
         Raises: as `dispatch`.
         """
-        calls = self._begin()
+        calls = self._begin("combine")
         layout = self.config.layout if y_layout is None else y_layout
         ys, handles = calls.per_rank("y", y), calls.per_rank("handle", handle)
         row_weights = None if weights is None else calls.per_rank("weights", weights)
@@ -219,10 +219,14 @@ class Dispatcher:
             raise HandleMismatch(f"{self._id} was destroyed")
         return self._calls
 
-    def _begin(self) -> Calls:
+    def _begin(self, call: str) -> Calls:
+        """The calls of a living dispatcher, once an overflow that nobody has been told of yet is raised."""
         calls = self._alive()
         if self.group.device.type == "cpu":  # on CUDA reading the flag is a host wait, left to `check`
-            self.check()
+            try:
+                self.check()
+            except CapacityExceeded as overflow:
+                calls.refuse(call, overflow)  # a rank that has called `check` already waits for this one
         return calls
 
     def _plan(
