@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -219,8 +220,15 @@ def wait(work: dist.Work, op: str, rank: int, timeout: float, device: torch.devi
     if device.type == "cuda":
         work.wait()
         return
-    try:
+    with named_errors(op, rank, timeout):
         work.wait(timedelta(seconds=timeout))
+
+
+@contextmanager
+def named_errors(op: str, rank: int, timeout: float) -> Iterator[None]:
+    """Turns what torch raises about a collective on the CPU into Timeout or PeerLost; the rest passes."""
+    try:
+        yield
     except RuntimeError as error:
         text = str(error).lower()
         if "timed out" in text or "timeout" in text:
