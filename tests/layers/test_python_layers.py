@@ -54,7 +54,12 @@ def breaches(room: str, text: str) -> list[str]:
         if collected and room not in TOP_ROOMS and parts[1:] != ["_C"]:
             found.append(f"{name}: only {', '.join(TOP_ROOMS)} take public names from the package itself")
         private = [part for part in parts[1:] if part.startswith("_") and not part.endswith("__")]
-        if room in ("cli", "benchmark", "testing") and parts[0] == "flexep" and parts[1:2] != [room] and private:
+        if (
+            room in ("cli", "benchmark", "testing")
+            and parts[0] == "flexep"
+            and parts[1:2] != [room]
+            and private
+        ):
             found.append(f"{name}: {room} uses public names only")
     return found
 
