@@ -27,7 +27,7 @@ def show(result: dict[str, Any], out: Console) -> None:
             f"{row['mode']} sizes, {fresh} plans[/dim]"
         )
     out.print(
-        f"[dim]copy {copy['bytes_per_second'] / 1e9:.2f} GB/s ({copy['method']}), {machine['cores']} cores, "
+        f"[dim]copy {copy['bytes_per_second'] / 1e9:.2f} GB/s: {copy['method']}\n{machine['cores']} cores, "
         f"load {machine['load_before']:.1f} before and {machine['load_after']:.1f} after[/dim]\n"
     )
     out.print(_table(result))
@@ -53,7 +53,8 @@ def _table(result: dict[str, Any]) -> Table:
         "remote MB",
         "logical MB",
     )
-    table = Table("", box=None, pad_edge=False, header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("", no_wrap=True)
     for name in (*numbers, "of copy"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("right")
