@@ -106,9 +106,7 @@ class StaticStep:
             self.group, num_experts=6, hidden=64, top_k=3, max_tokens=40, backend=backend, alignment=4,
             capacity=64, overflow="drop",
         )  # fmt: skip
-        self.x = [
-            torch.zeros(40, 64, dtype=torch.bfloat16, device="cuda").requires_grad_() for _ in range(ranks)
-        ]
+        self.x = [torch.zeros(40, 64, dtype=torch.bfloat16, device="cuda") for _ in range(ranks)]
         self.weights = [torch.zeros(40, 3, device="cuda") for _ in range(ranks)]
         self.topk_idx = [torch.zeros(40, 3, dtype=torch.int64, device="cuda") for _ in range(ranks)]
 

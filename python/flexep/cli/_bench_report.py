@@ -66,7 +66,7 @@ def _table(result: dict[str, Any]) -> Table:
             speed = result["speedup"].get(op, {}).get(row["dispatcher"])
             table.add_row(
                 f"  {_name(row)}", _ms(row["median_us"]), _ms(row["p99_us"]),
-                *([f"{row['host_us']:.0f}"] if with_host else []),
+                *(["" if row["host_us"] is None else f"{row['host_us']:.0f}"] if with_host else []),
                 "" if speed is None else f"{speed:.2f}x",
                 f"{row['remote_bytes'] / 1e6:.2f}", f"{row['logical_bytes'] / 1e6:.2f}",
                 f"{row['ratio_to_copy_engine']:.3f}",
