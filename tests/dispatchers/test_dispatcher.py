@@ -275,3 +275,38 @@ def test_the_fast_sum_adds_in_fp32_and_takes_no_domains() -> None:
         assert torch.allclose(ordered.float(), fast.float(), rtol=2**-7, atol=1e-6)
     with pytest.raises(flexep.ArgumentError, match="no order to nest"):
         flexep.Dispatcher(group, backend="allgather", reduction="fast", domain_size=2, **SHAPE)
+
+
+@pytest.mark.parametrize("capacity", [4, 8, 100])
+@pytest.mark.parametrize("layout", ["expert_major", "flat"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_static_sizes_come_from_the_arguments_alone(backend: str, layout: str, capacity: int) -> None:
+    """Capacities below max_tokens, at it, and above everybody's tokens: r.x and the splits on the wire."""
+    ep = flexep.Dispatcher(
+        flexep.Group.local(3), backend=backend, layout=layout, alignment=1, capacity=capacity, overflow="drop",
+        **SHAPE,
+    )  # fmt: skip
+    x, topk_idx, _ = tokens(3)
+    r = ep.dispatch(x, topk_idx)
+    rows = capacity if layout == "expert_major" else min(3 * 8, capacity)
+    assert [one.x.shape[0] for one in r] == [rows] * 3
+    assert [one.handle.num_recv for one in r] == [min(3 * 8, capacity)] * 3
+    sent = min(8, capacity) if backend == "alltoall" else 8
+    assert ep.traffic["dispatch.rows"].remote_rows == 3 * 2 * sent
+
+
+@pytest.mark.parametrize("capacity", [None, 24])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_through_a_handle_are_those_of_a_fresh_dispatch(backend: str, capacity: int | None) -> None:
+    for layout in ("expert_major", "flat"):
+        ep = flexep.Dispatcher(
+            flexep.Group.local(3), backend=backend, layout=layout, alignment=1, capacity=capacity,
+            overflow="drop", **SHAPE,
+        )  # fmt: skip
+        x, topk_idx, weights = tokens(3)
+        fresh = ep.dispatch(x, topk_idx, weights)
+        again = ep.dispatch(x, handle=[one.handle for one in fresh], topk_weights=weights)
+        for one, two in zip(fresh, again, strict=True):
+            assert torch.equal(one.weights, two.weights)
+            if layout == "flat":
+                assert bool((one.weights[one.expert_idx < 0] == 0).all())
