@@ -12,6 +12,11 @@ from flexep.errors import ArgumentError
 
 ROW_BYTES = 16  # a row must be a multiple of this many bytes
 MAX_TOP_K = 32
+MAX_SIZE = (
+    2**24
+)  # experts, hidden, alignment: far beyond use, and their products with rows stay inside int32 or are checked
+MAX_TOKENS = 2**31 - 1
+MAX_SECONDS = 1e9
 WIRES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LAYOUTS = ("expert_major", "flat")
 OVERFLOWS = ("error", "drop")
@@ -47,8 +52,19 @@ class DispatcherConfig:
     reduction: str
 
     def __post_init__(self) -> None:
-        for name, least in (("num_experts", 1), ("hidden", 1), ("max_tokens", 0), ("alignment", 1)):
-            self._require(name, _is_int(getattr(self, name), least), f"an integer of at least {least}")
+        for name, least, most in (
+            ("num_experts", 1, MAX_SIZE),
+            ("hidden", 1, MAX_SIZE),
+            ("max_tokens", 0, MAX_TOKENS),
+            ("alignment", 1, MAX_SIZE),
+        ):
+            value = getattr(self, name)
+            self._require(name, _is_int(value, least) and value <= most, f"an integer from {least} to {most}")
+        experts = max(1, -(-self.num_experts // self.num_ranks))
+        padded = experts * self.alignment
+        self._require(
+            "alignment", padded <= MAX_TOKENS, f"padding of {experts} local experts below {MAX_TOKENS} rows"
+        )
         self._require("top_k", _is_int(self.top_k, 1) and self.top_k <= MAX_TOP_K, f"1 to {MAX_TOP_K}")
         self._require("dtype", self.dtype in WIRES.values(), f"one of {', '.join(map(str, WIRES.values()))}")
         self._require(
@@ -56,9 +72,9 @@ class DispatcherConfig:
             self.row_bytes % ROW_BYTES == 0,
             f"rows of a multiple of {ROW_BYTES} bytes ({self.hidden} x {self.dtype} is {self.row_bytes})",
         )
-        same = self.wire is None or WIRES.get(self.wire) == self.dtype
+        same = self.wire is None or (isinstance(self.wire, str) and WIRES.get(self.wire) == self.dtype)
         self._require("wire", same, f"None or the wire of the dispatcher's dtype, {self.dtype}")
-        known = self.combine_wire is None or self.combine_wire in WIRES
+        known = self.combine_wire is None or self.combine_wire in tuple(WIRES)
         self._require("combine_wire", known, f"None or one of {', '.join(WIRES)}")
         divides = self.domain_size is None or (
             _is_int(self.domain_size, 1) and self.num_ranks % self.domain_size == 0
@@ -71,8 +87,10 @@ class DispatcherConfig:
         flat_sum = self.reduction == "ordered" or self.domain_size is None
         self._require("reduction", flat_sum, "'ordered' with a domain_size: a fast sum has no order to nest")
         self._require("num_sms", self.num_sms is None or _is_int(self.num_sms, 1), "None or at least 1")
-        bounded = isinstance(self.timeout, (int, float)) and 0 < self.timeout < math.inf
-        self._require("timeout", bounded, "a positive number of seconds")
+        number = isinstance(self.timeout, (int, float)) and not isinstance(self.timeout, bool)
+        self._require("timeout", number and 0 < self.timeout <= MAX_SECONDS, "a positive number of seconds")
+        whole = self.placement is None or all(_is_int(rank, 0) for rank in self.placement)
+        self._require("placement", whole, "None or the rank of each expert")
         self._check_capacity()
 
     def _require(self, name: str, accepted: bool, expected: str) -> None:
@@ -92,8 +110,8 @@ class DispatcherConfig:
         least, rows = most * self.alignment, self.capacity_rows
         self._require(
             "capacity",
-            rows is not None and least <= rows < 2**31,
-            f"at least {least} rows ({most} local experts x alignment {self.alignment}), not {rows}",
+            rows is not None and least <= rows <= MAX_TOKENS,
+            f"{least} ({most} local experts x alignment {self.alignment}) to {MAX_TOKENS} rows, not {rows}",
         )
 
     def _most_local_experts(self) -> int:

@@ -62,19 +62,17 @@ class Group(ABC):
         A back end that needs a process group gets one made from the store: gloo on the CPU, NCCL on CUDA.
         Every key carries `generation`; survivors of a dead rank regroup with a higher one.
         """
-        if size < 1:
-            raise ArgumentError("size", size, "at least 1")
-        if not 0 <= rank < size:
+        _check_size(size)
+        if not isinstance(rank, int) or not 0 <= rank < size:
             raise ArgumentError("rank", rank, f"a rank in [0, {size})")
-        return _StoreGroup(store, rank, size, torch.device(device), generation)
+        return _StoreGroup(store, rank, size, _check_device(device), generation)
 
     @staticmethod
     def local(size: int, device: str | torch.device = "cpu") -> Group:
         """R ranks in this process. Dispatchers on it take lists of R tensors and return lists of R
         results."""
-        if size < 1:
-            raise ArgumentError("size", size, "at least 1")
-        return _LocalGroup(0, size, torch.device(device), range(size))
+        _check_size(size)
+        return _LocalGroup(0, size, _check_device(device), range(size))
 
     @property
     def is_local(self) -> bool:
@@ -103,6 +101,21 @@ class Group(ABC):
     def barrier(self, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Returns when every rank has called it. Raises Timeout after `timeout` seconds."""
         self.all_gather(b"", timeout)
+
+
+def _check_size(size: object) -> None:
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ArgumentError("size", size, "an integer of at least 1")
+
+
+def _check_device(device: str | torch.device) -> torch.device:
+    try:
+        made = torch.device(device)
+    except (RuntimeError, TypeError):
+        made = torch.device("meta")
+    if made.type not in ("cpu", "cuda"):
+        raise ArgumentError("device", device, "cpu or cuda")
+    return made
 
 
 class _LocalGroup(Group):

@@ -174,7 +174,9 @@ GOOD = {
         ("combine_wire", "int8"), ("domain_size", 3), ("domain_size", 0), ("layout", "sorted"), ("alignment", 0),
         ("capacity", 0), ("capacity", -1.0), ("capacity", float("nan")), ("capacity", True), ("capacity", 31),
         ("capacity", 2**31), ("capacity", "big"), ("overflow", "grow"), ("num_sms", 0), ("timeout", 0),
-        ("timeout", float("inf")), ("reduction", "fast"), ("reduction", "random"),
+        ("timeout", float("inf")), ("timeout", 1e300), ("timeout", True), ("num_experts", 2**31),
+        ("alignment", 2**31), ("hidden", 2**40), ("max_tokens", 2**40), ("wire", []), ("wire", {}),
+        ("combine_wire", []), ("reduction", "fast"), ("reduction", "random"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused_by_name_and_value(argument: str, value: object) -> None:
@@ -310,3 +312,29 @@ def test_weights_through_a_handle_are_those_of_a_fresh_dispatch(backend: str, ca
             assert torch.equal(one.weights, two.weights)
             if layout == "flat":
                 assert bool((one.weights[one.expert_idx < 0] == 0).all())
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("placement", 5), ("placement", [0.5] * 6), ("placement", "012345"), ("backend", ["alltoall"])],
+)
+def test_arguments_of_another_type_are_refused_like_any_other(argument: str, value: object) -> None:
+    with pytest.raises(flexep.ArgumentError) as caught:
+        flexep.Dispatcher(flexep.Group.local(1), **SHAPE, **{argument: value})
+    assert caught.value.argument == argument
+
+
+def test_nan_weights_through_a_handle_are_refused() -> None:
+    ep = flexep.Dispatcher(flexep.Group.local(1), **SHAPE)
+    x, topk_idx, weights = tokens(1)
+    handle = ep.dispatch(x, topk_idx)[0].handle
+    weights[0][3, 1] = torch.nan
+    with pytest.raises(flexep.ArgumentError, match="token 3, slot 1 is NaN"):
+        ep.dispatch(x, handle=[handle], topk_weights=weights)
+
+
+def test_a_nested_or_sparse_x_is_refused() -> None:
+    ep = flexep.Dispatcher(flexep.Group.local(1), **SHAPE)
+    x, topk_idx, _ = tokens(1)
+    with pytest.raises(flexep.ArgumentError, match="a dense tensor"):
+        ep.dispatch([x[0].to_sparse()], topk_idx)

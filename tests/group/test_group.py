@@ -90,7 +90,11 @@ def test_local_group() -> None:
     ("make", "argument", "value"),
     [
         (lambda: flexep.Group.local(0), "size", 0),
+        (lambda: flexep.Group.local(2.5), "size", 2.5),
+        (lambda: flexep.Group.local(2, "tpu"), "device", "tpu"),
+        (lambda: flexep.Group.local(2, "meta"), "device", "meta"),
         (lambda: flexep.Group.from_store(dist.HashStore(), 0, 0), "size", 0),
+        (lambda: flexep.Group.from_store(dist.HashStore(), 0.5, 2), "rank", 0.5),
         (lambda: flexep.Group.from_store(dist.HashStore(), 2, 2), "rank", 2),
     ],
 )

@@ -85,7 +85,9 @@ class Calls:
                 T = checks.check_handle(handles[i], self.dispatcher_id, rank).num_tokens
                 checks.check_x(xs[i], config, device, T)
                 if weights is not None:
-                    checks.check_tensor("topk_weights", weights[i], (T, config.top_k), FP32, device)
+                    given = checks.check_tensor("topk_weights", weights[i], (T, config.top_k), FP32, device)
+                    if device.type == "cpu":  # on CUDA looking would be a host wait
+                        checks.raise_nan(given)
 
         self._agree("dispatch", check, _bits(xs, weights) | CALL_BITS["cached handle"])
 

@@ -19,6 +19,8 @@ def check_tensor(
     """A dense tensor of the given shape (None: any), dtype, device and row stride 1, or ArgumentError."""
     if not isinstance(value, torch.Tensor):
         raise ArgumentError(name, type(value).__name__, "a torch.Tensor")
+    if value.layout != torch.strided or value.is_nested:
+        raise ArgumentError(f"{name}.layout", value.layout, "a dense tensor")
     if value.dtype not in dtypes:
         raise ArgumentError(f"{name}.dtype", value.dtype, " or ".join(map(str, dtypes)))
     if value.device.type != device.type or (device.index is not None and value.device != device):
@@ -68,7 +70,13 @@ def raise_bad_routing(topk_idx: torch.Tensor, topk_weights: torch.Tensor | None,
         raise ArgumentError(
             "topk_idx", int(outside[0]), f"expert ids in [0, {num_experts}), or -1 for an empty slot"
         )
-    if topk_weights is not None and bool(topk_weights.isnan().any()):
+    if topk_weights is not None:
+        raise_nan(topk_weights)
+
+
+def raise_nan(topk_weights: torch.Tensor) -> None:
+    """Raises ArgumentError naming the first NaN, if there is one. Waits for the device."""
+    if bool(topk_weights.isnan().any()):
         at = topk_weights.isnan().nonzero()[0].tolist()
         raise ArgumentError("topk_weights", float("nan"), f"numbers (token {at[0]}, slot {at[1]} is NaN)")
 

@@ -84,7 +84,7 @@ class Dispatcher:
     ) -> None:
         config = table = error = None
         try:
-            if backend != "auto" and backend not in BACKENDS:
+            if backend not in ("auto", *BACKENDS):
                 raise ArgumentError("backend", backend, f"auto, {', '.join(BACKENDS)}")
             config = DispatcherConfig(
                 num_ranks=group.size,
@@ -103,7 +103,7 @@ class Dispatcher:
                 overflow=overflow,
                 num_sms=num_sms,
                 timeout=timeout,
-                placement=None if placement is None else tuple(placement),
+                placement=_as_tuple("placement", placement),
                 reduction=reduction,
             )
             table = PlanTable(num_experts, group.size, config.placement)
@@ -246,6 +246,14 @@ class Dispatcher:
     def _send_weights(self, backend: Backend, handles: list[Handle], weights: Tensors) -> Tensors:
         with torch.no_grad():
             return backend.deliver_slots([h.route for h in handles], weights, "dispatch.weights")
+
+
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ArgumentError(name, value, "None or a sequence")
+    return tuple(value)
 
 
 __all__ = ["AUTO", "BACKENDS", "Dispatcher"]
