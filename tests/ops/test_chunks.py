@@ -58,6 +58,20 @@ def test_refusals() -> None:
         ("split_sizes", lambda: sort_chunks_by_index(x, torch.tensor([2, 3]), order)),
         ("split_sizes", lambda: sort_chunks_by_index(x, torch.tensor([-1, 7]), order)),
         ("split_sizes", lambda: sort_chunks_by_index(x, sizes.float(), order)),
+        ("split_sizes", lambda: sort_chunks_by_index(x, torch.tensor([2**62] * 4 + [6]), torch.arange(5))),
+        ("split_sizes", lambda: sort_chunks_by_index(x, torch.tensor([2**31]), torch.arange(1))),
+        ("split_sizes", lambda: sort_chunks_by_index(x, torch.tensor([2**30] * 2), order)),
+        ("split_sizes", lambda: sort_chunks_by_index(x, [2, 4], order)),  # type: ignore[arg-type]
+        ("split_sizes", lambda: sort_chunks_by_index(x, sizes.to("meta"), order)),
+        ("split_sizes", lambda: sort_chunks_by_index(x, sizes.to_sparse(), order)),
+        ("sorted_index", lambda: sort_chunks_by_index(x, sizes, [1, 0])),  # type: ignore[arg-type]
+        ("sorted_index", lambda: sort_chunks_by_index(x, sizes, order.to("meta"))),
+        ("x", lambda: sort_chunks_by_index(x[0], sizes, order)),
+        ("x", lambda: sort_chunks_by_index(x.to_sparse(), sizes, order)),
+        ("x", lambda: transpose_chunks(x.tolist(), 2, 3)),
+        ("x", lambda: transpose_chunks(x[0], 2, 3)),
+        ("num_outer", lambda: transpose_chunks(x, 2**31, 2)),
+        ("num_inner", lambda: transpose_chunks(x, 2, 2**63)),
         ("sorted_index", lambda: sort_chunks_by_index(x, sizes, torch.tensor([1, 1]))),
         ("sorted_index", lambda: sort_chunks_by_index(x, sizes, torch.tensor([1, 2]))),
         ("sorted_index", lambda: sort_chunks_by_index(x, sizes, torch.tensor([0]))),
@@ -66,7 +80,7 @@ def test_refusals() -> None:
         ("x", lambda: transpose_chunks(x, 2, 2)),
         ("num_outer", lambda: transpose_chunks(x, 0, 2)),
         ("num_inner", lambda: transpose_chunks(x, 2, -1)),
-        ("src", lambda: transpose_chunks(torch.randn(8, 6).t(), 2, 3)),
+        ("x", lambda: transpose_chunks(torch.randn(8, 6).t(), 2, 3)),
     ):
         with pytest.raises(ArgumentError) as caught:
             call()

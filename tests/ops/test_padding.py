@@ -76,6 +76,24 @@ def test_refusals() -> None:
         ("num_rows", lambda: pad(x, counts, 4, num_rows=7)),
         ("num_rows", lambda: unpad(torch.randn(8, 8), counts, 4, num_rows=4)),
         ("hidden", lambda: pad(torch.randn(5, 3), counts, 4)),
+        ("alignment", lambda: pad(x, counts, 2**31)),
+        ("alignment", lambda: unpad(x, counts, 2**63)),
+        ("alignment", lambda: pad(x, counts, 2**30)),
+        ("alignment", lambda: pad(x, counts, 2**30, num_rows=8)),
+        ("num_rows", lambda: pad(x, counts, 4, num_rows=2**31)),
+        ("num_rows", lambda: unpad(x, counts, 1, num_rows=-1)),
+        ("counts", lambda: pad(x, torch.tensor([2**62] * 4), 1)),
+        ("counts", lambda: unpad(x, torch.tensor([2**62] * 4), 1)),
+        ("counts", lambda: pad(x, torch.tensor([2**31]), 1)),
+        ("counts", lambda: pad(x, torch.tensor([2**30] * 2), 1)),
+        ("counts", lambda: pad(x, [3, 2], 1)),  # type: ignore[arg-type]
+        ("counts", lambda: pad(x, counts.to("meta"), 1)),
+        ("counts", lambda: pad(x, counts.to_sparse(), 1)),
+        ("x", lambda: pad(x.tolist(), counts, 1)),
+        ("x", lambda: pad(x[0], counts, 1)),
+        ("x", lambda: unpad(x[0], counts, 1)),
+        ("x", lambda: unpad(x.to_sparse(), counts, 1)),
+        ("x", lambda: unpad(torch.randn(8, 5).t(), counts, 1)),
     ):
         with pytest.raises(ArgumentError) as caught:
             call()

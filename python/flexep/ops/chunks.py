@@ -28,6 +28,9 @@ def sort_chunks_by_index(
     Returns:
         [N, H] like x.
     """
+    _check.rows("x", x)
+    _check.tensor("split_sizes", split_sizes, dim=1, dtypes=_check.IDS, like=x)
+    _check.tensor("sorted_index", sorted_index, dim=1, dtypes=_check.IDS, like=x)
     return sort_chunks(x, split_sizes, sorted_index)
 
 
@@ -41,6 +44,9 @@ def transpose_chunks(x: torch.Tensor, num_outer: int, num_inner: int) -> torch.T
     Args:
         x: [num_outer * num_inner * C, H] of any dtype, H * itemsize a multiple of 16.
     """
+    _check.rows("x", x)
+    _check.at_least("num_outer", num_outer, 1)
+    _check.at_least("num_inner", num_inner, 1)
     return swap_chunks(x, num_outer, num_inner)
 
 

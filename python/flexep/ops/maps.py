@@ -28,6 +28,10 @@ def indices_to_multihot(
         mask bool [T, E]; probs fp32 [T, E] (0 where the mask is not set) or None. An expert that a token
         names twice is one entry of the mask, and its weights are added by ascending k.
     """
+    _check.tensor("topk_idx", topk_idx, dim=2, dtypes=_check.IDS)
+    _check.at_least("num_experts", num_experts, 1)
+    if weights is not None:
+        _check.tensor("weights", weights, dim=2, dtypes=(torch.float32,), like=topk_idx)
     if weights is None:
         return multihot_mask(topk_idx, num_experts), None
     return multihot_mask(topk_idx, num_experts), multihot_probs(topk_idx, weights, num_experts)
@@ -46,8 +50,7 @@ def multihot_to_indices(
     Returns:
         topk_idx int32 [T, K]; weights fp32 [T, K] (0 in empty slots) or None.
     """
-    topk_idx = mask_indices(mask, top_k)
-    return topk_idx, None if probs is None else mask_weights(probs, topk_idx)
+    return mask_to_indices(mask, probs, top_k, "mask", "probs")
 
 
 def pad_routing_map(routing_map: torch.Tensor, multiple: int) -> torch.Tensor:
@@ -63,14 +66,29 @@ def pad_routing_map(routing_map: torch.Tensor, multiple: int) -> torch.Tensor:
     Returns:
         bool [align_up(T, multiple), E].
     """
+    _check_mask("routing_map", routing_map)
+    _check.at_least("multiple", multiple, 1)
     return pad_mask(routing_map, multiple)
 
 
+def mask_to_indices(
+    mask: torch.Tensor, probs: torch.Tensor | None, top_k: int | None, mask_name: str, probs_name: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """multihot_to_indices, with the names by which its caller knows the mask and the weights."""
+    _check_mask(mask_name, mask)
+    if top_k is not None:
+        _check.at_least("top_k", top_k, 1)
+    if probs is None:
+        return mask_indices(mask, top_k), None
+    _check.tensor(probs_name, probs, dim=2, dtypes=(torch.float32,), like=mask)
+    if probs.shape != mask.shape:
+        raise ArgumentError(probs_name, tuple(probs.shape), f"the shape of {mask_name}, {tuple(mask.shape)}")
+    topk_idx = mask_indices(mask, top_k)
+    return topk_idx, mask_weights(probs, topk_idx, probs_name)
+
+
 def _check_mask(name: str, mask: torch.Tensor) -> None:
-    if mask.dim() != 2:
-        raise ArgumentError(name, tuple(mask.shape), "2 dimensions, [tokens, experts]")
-    if mask.dtype != torch.bool:
-        raise ArgumentError(name, mask.dtype, "torch.bool")
+    _check.tensor(name, mask, dim=2, dtypes=(torch.bool,))
 
 
 def _check_weights(name: str, weights: torch.Tensor, like: torch.Tensor) -> None:
@@ -124,6 +142,8 @@ def mask_indices(mask: torch.Tensor, top_k: int | None) -> torch.Tensor:
         widest = native.widest_row(mask) if on_cpu else int(mask.sum(1).max()) if mask.numel() else 0
         top_k = max(1, widest)
     _check.at_least("top_k", top_k, 1)
+    if mask.shape[0] * top_k > _check.INT32_MAX:
+        raise ArgumentError("top_k", top_k, f"at most {_check.INT32_MAX} slots for {mask.shape[0]} tokens")
     if not on_cpu:
         return composite.mask_indices(mask, top_k)
     idx_TK, _, too_wide = native.multihot_to_indices(mask, None, top_k)
@@ -141,15 +161,15 @@ def _mask_indices_fake(mask: torch.Tensor, top_k: int | None) -> torch.Tensor:
 
 
 @torch.library.custom_op("flexep::mask_weights", mutates_args=())
-def mask_weights(probs: torch.Tensor, topk_idx: torch.Tensor) -> torch.Tensor:
-    """fp32 [T, K]: probs[t, topk_idx[t, k]], 0 in empty slots."""
-    _check_weights("probs", probs, topk_idx)
+def mask_weights(probs: torch.Tensor, topk_idx: torch.Tensor, name: str = "probs") -> torch.Tensor:
+    """fp32 [T, K]: probs[t, topk_idx[t, k]], 0 in empty slots. `name` is what errors call probs."""
+    _check_weights(name, probs, topk_idx)
     _check.expert_ids("topk_idx", topk_idx, probs.shape[1])
     return composite.take_columns(probs, topk_idx)
 
 
 @mask_weights.register_fake
-def _mask_weights_fake(probs: torch.Tensor, topk_idx: torch.Tensor) -> torch.Tensor:
+def _mask_weights_fake(probs: torch.Tensor, topk_idx: torch.Tensor, name: str = "probs") -> torch.Tensor:
     return probs.new_empty(topk_idx.shape)
 
 
@@ -158,6 +178,8 @@ def pad_mask(mask: torch.Tensor, multiple: int) -> torch.Tensor:
     """See pad_routing_map."""
     _check_mask("routing_map", mask)
     _check.at_least("multiple", multiple, 1)
+    if -(-mask.shape[0] // multiple) * multiple > _check.INT32_MAX:
+        raise ArgumentError("multiple", multiple, f"at most {_check.INT32_MAX} rows with padding")
     return (
         native.pad_routing_map(mask, multiple)
         if mask.device.type == "cpu"
@@ -184,7 +206,7 @@ def _weights_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 
 def _weights_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return composite.multihot_probs(ctx.saved_tensors[0], grad, ctx.num_experts), None
+    return composite.multihot_probs(ctx.saved_tensors[0], grad, ctx.num_experts), None, None
 
 
 multihot_probs.register_autograd(_probs_backward, setup_context=_probs_setup)

@@ -30,7 +30,7 @@ def pad(
     Returns:
         padded x [N, H]; padded_counts int32 [E].
     """
-    _check.at_least("alignment", alignment, 1)
+    _check_arguments(x, counts, alignment, num_rows)
     padded = pad_rows(x, counts, alignment, num_rows)
     return padded, (padded_sizes(counts.long(), alignment)).to(torch.int32)
 
@@ -47,8 +47,16 @@ def unpad(
     Returns:
         [sum(counts) or num_rows, H].
     """
-    _check.at_least("alignment", alignment, 1)
+    _check_arguments(x, counts, alignment, num_rows)
     return unpad_rows(x, counts, alignment, num_rows)
+
+
+def _check_arguments(x: torch.Tensor, counts: torch.Tensor, alignment: int, num_rows: int | None) -> None:
+    _check.rows("x", x)
+    _check.tensor("counts", counts, dim=1, dtypes=_check.IDS, like=x)
+    _check.at_least("alignment", alignment, 1)
+    if num_rows is not None:
+        _check.at_least("num_rows", num_rows, 0)
 
 
 def padded_sizes(counts: torch.Tensor, alignment: int) -> torch.Tensor:
@@ -56,10 +64,14 @@ def padded_sizes(counts: torch.Tensor, alignment: int) -> torch.Tensor:
     return torch.div(counts + (alignment - 1), alignment, rounding_mode="floor") * alignment
 
 
-def _result_rows(sizes: torch.Tensor, num_rows: int | None) -> int:
+def _result_rows(sizes: torch.Tensor, num_rows: int | None, alignment: int) -> int:
     if num_rows is not None and sizes.device.type != "cpu":
         return num_rows
     needed = int(sizes.sum())
+    if needed > _check.INT32_MAX:
+        raise ArgumentError(
+            "alignment", alignment, f"at most {_check.INT32_MAX} rows with padding, not {needed}"
+        )
     if num_rows is not None and num_rows < needed:
         raise ArgumentError("num_rows", num_rows, f"at least {needed} rows")
     return needed if num_rows is None else num_rows
@@ -72,7 +84,9 @@ def pad_rows(x: torch.Tensor, counts: torch.Tensor, alignment: int, num_rows: in
     sizes = _check.sizes("counts", counts, None)
     padded = padded_sizes(sizes, alignment)
     _check_rows_of("x", x, sizes)
-    return gather_rows(x, segment_map(begins(sizes), sizes, padded, _result_rows(padded, num_rows)))
+    return gather_rows(
+        x, segment_map(begins(sizes), sizes, padded, _result_rows(padded, num_rows, alignment))
+    )
 
 
 @torch.library.custom_op("flexep::unpad_rows", mutates_args=())
@@ -82,7 +96,7 @@ def unpad_rows(x: torch.Tensor, counts: torch.Tensor, alignment: int, num_rows: 
     sizes = _check.sizes("counts", counts, None)
     padded = padded_sizes(sizes, alignment)
     _check_rows_of("x", x, padded)
-    return gather_rows(x, segment_map(begins(padded), sizes, sizes, _result_rows(sizes, num_rows)))
+    return gather_rows(x, segment_map(begins(padded), sizes, sizes, _result_rows(sizes, num_rows, alignment)))
 
 
 def _check_rows_of(name: str, x: torch.Tensor, sizes: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from flexep.errors import ArgumentError
 from flexep.ops import _check
-from flexep.ops.maps import multihot_to_indices
+from flexep.ops.maps import mask_to_indices
 from flexep.ops.permute_rows import permute_rows, permute_weights, plan_permutation, unpermute_rows
 
 
@@ -68,7 +68,14 @@ def permute(
         ArgumentError: a wrong dtype, device, shape or stride, and on the CPU an id outside [-1, E) or a NaN
             weight (on CUDA an id outside counts as -1).
     """
-    if routing.dim() != 2 or routing.shape[0] != x.shape[0]:
+    _check.rows("x", x)
+    _check.tensor("routing", routing, dim=2, dtypes=(*_check.IDS, torch.bool), like=x)
+    if weights is not None:
+        _check.tensor("weights", weights, dim=2, dtypes=(torch.float32,), like=x)
+    _check.at_least("alignment", alignment, 1)
+    if num_rows is not None:
+        _check.at_least("num_rows", num_rows, 0)
+    if routing.shape[0] != x.shape[0]:
         raise ArgumentError(
             "routing", tuple(routing.shape), f"one row for each of the {x.shape[0]} rows of x"
         )
@@ -80,11 +87,12 @@ def permute(
                 "num_experts", num_experts, f"the mask's {routing.shape[1]} columns, or nothing"
             )
         num_experts = routing.shape[1]
-        routing, weights = multihot_to_indices(routing, weights, top_k=top_k)
+        routing, weights = mask_to_indices(routing, weights, top_k, "routing", "weights")
     elif num_experts is None:
         raise ArgumentError("num_experts", num_experts, "the number of experts, as routing holds ids")
     elif top_k not in (None, routing.shape[1]):
         raise ArgumentError("top_k", top_k, f"the {routing.shape[1]} columns of routing, or nothing")
+    _check.at_least("num_experts", num_experts, 1)
     topk_idx, row_map, row_src, counts, padded_counts, dropped = plan_permutation(
         routing, num_experts, alignment, num_rows
     )
@@ -114,9 +122,12 @@ def unpermute(y: torch.Tensor, permuted: Permuted, weights: torch.Tensor | None 
         [T, H] in y's dtype.
     """
     row_map, row_src = permuted.row_map, permuted.row_src
-    if y.dim() != 2 or y.shape[0] != row_src.shape[0]:
+    _check.rows("y", y, floats=True)
+    _check.same_device("y", y, row_src)
+    if weights is not None:
+        _check.tensor("weights", weights, dtypes=(torch.float32,), like=y)
+    if y.shape[0] != row_src.shape[0]:
         raise ArgumentError("y", tuple(y.shape), f"{row_src.shape[0]} rows, as permuted.x has")
     if weights is not None and weights.dim() == 1:
-        _check.same_device("weights", weights, y)
         weights = permute_weights(weights, row_src, row_map)
     return unpermute_rows(y, row_map, row_src, weights)

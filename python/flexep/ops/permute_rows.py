@@ -45,6 +45,12 @@ def plan_permutation(
     _check.at_least("alignment", alignment, 1)
     if num_rows is not None:
         _check.at_least("num_rows", num_rows, 0)
+    if idx_TK.numel() + num_experts * (alignment - 1) > _check.INT32_MAX:
+        raise ArgumentError(
+            "alignment",
+            alignment,
+            f"at most {_check.INT32_MAX} rows with the padding of {num_experts} experts",
+        )
     if idx_TK is topk_idx:
         idx_TK = idx_TK.clone()  # an op's output may not be its input
     table = _table(num_experts)
