@@ -29,7 +29,7 @@ def _quick_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_json_on_standard_output_and_a_picture(tmp_path: Path) -> None:
-    picture = tmp_path / "folder" / "bench.png"
+    picture = tmp_path / "bench.png"
     result = runner.invoke(app, ["bench", *TINY.split(), "--json", "-", "--plot", str(picture)])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -78,6 +78,7 @@ def test_the_printed_command_repeats_the_case(monkeypatch: pytest.MonkeyPatch, c
     [
         (["--ranks", "0"], "ranks = 0"),
         (["--dispatchers", "alltoall,smoke"], "dispatchers = 'smoke'"),
+        (["--dispatchers", "alltoall,alltoall"], "dispatchers = 'alltoall,alltoall'"),
         (["--baselines", "numpy"], "baselines = 'numpy'"),
         (["--device", "tpu"], "device = 'tpu'"),
         (["--device", "cuda", "--ranks", "1000"], "1000 ranks"),

@@ -50,7 +50,7 @@ def test_json_on_standard_output_is_the_whole_report() -> None:
 
 
 def test_json_to_a_file_leaves_the_tables_on_standard_output(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "doctor.json"
+    path = tmp_path / "doctor.json"
     done = flexep("doctor", "--json", str(path))
     assert done.returncode == 0, done.stderr
     assert "dispatcher alltoall" in done.stdout

@@ -96,6 +96,7 @@ def test_same_seed_same_prediction() -> None:
         (["--capacity", "3"], "capacity = 3"),
         (["--routing", "W9"], "routing = 'W9'"),
         (["--dispatchers", "alltoall,smoke"], "dispatchers = 'smoke'"),
+        (["--dispatchers", "alltoall,alltoall"], "dispatchers = 'alltoall,alltoall'"),
         (["--samples", "0"], "samples = 0"),
         (["--tokens", "many"], "--tokens"),
     ],

@@ -28,7 +28,7 @@ def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str
 @pytest.fixture(scope="module")
 def own_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict]:
     """(standard output, JSON) of a run on two ranks that the command starts itself."""
-    file = tmp_path_factory.mktemp("train") / "deep" / "out.json"
+    file = tmp_path_factory.mktemp("train") / "out.json"
     done = run([*TRAIN, "--ranks", "2", "--dispatcher", "allgather", "--json", str(file)])
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(file.read_text())

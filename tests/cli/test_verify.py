@@ -42,14 +42,20 @@ def test_one_case_again() -> None:
     assert (found["cases"], found["ranks"], found["dispatchers"]) == (1, 2, ["allgather"])
 
 
-def test_a_case_that_cannot_run_is_a_failure_with_its_reason(tmp_path: Path) -> None:
-    case = Case(ranks=2, experts=3, hidden=7, top_k=2, tokens=5)
-    path = tmp_path / "out.json"
-    result = runner.invoke(app, ["verify", "--case", case.to_json(), "--json", str(path)])
-    assert result.exit_code == 1
-    (failure,) = json.loads(path.read_text())["failures"]
-    assert Case.from_json(failure["case"]) == case
-    assert any("hidden = 7" in line for line in failure["differs"])
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"hidden": 7}, "hidden = 7"),
+        ({"top_k": 99}, "top_k = 99"),
+        ({"domain_size": 3}, "domain_size = 3"),
+    ],
+)
+def test_a_case_that_no_dispatcher_accepts_is_bad_usage(changed: dict[str, int], named: str) -> None:
+    fields = {"ranks": 2, "experts": 3, "hidden": 16, "top_k": 2, "tokens": 5, **changed}
+    result = runner.invoke(app, ["verify", "--case", json.dumps(fields)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"flexep verify: {named}: expected ")
+    assert result.stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -57,6 +63,8 @@ def test_a_case_that_cannot_run_is_a_failure_with_its_reason(tmp_path: Path) -> 
     [
         (["--ranks", "0"], "ranks = 0"),
         (["--cases", "0"], "cases = 0"),
+        (["--seed", "-5"], "seed = -5"),
+        (["--dispatchers", "alltoall,alltoall"], "dispatchers = 'alltoall,alltoall'"),
         (["--dispatchers", "alltoall,smoke"], "dispatchers = 'smoke'"),
         (["--device", "tpu"], "device = 'tpu'"),
         (["--device", "cuda", "--ranks", "1000"], "1000 ranks"),

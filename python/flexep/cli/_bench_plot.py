@@ -47,7 +47,6 @@ def plot_bench(path: Path, result: dict[str, Any]) -> None:
                 va="bottom", xycoords=("axes fraction", "data"), fontweight="bold", fontsize=9,
             )  # fmt: skip
         figure.suptitle(_title(rows[0]), x=0.01, ha="left", fontsize=10.5)
-        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=160)
         plt.close(figure)
 

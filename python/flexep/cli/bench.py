@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexep.cli._output import JsonOption, console, write_json
+from flexep.cli._output import JsonOption, check_file, check_json, console, split_names, write_json
 
 if TYPE_CHECKING:
     from typing import Any
@@ -60,13 +60,16 @@ def bench(
 
     Exit codes: 0 measured and right, 1 a check or a rank failed, 2 bad usage.
     """
-    from flexep.benchmark.case import BenchCase
     from flexep.errors import FlexEPError
-    from flexep.testing.pool import RankFailed
 
     try:
+        from flexep.benchmark.case import BenchCase  # NotBuilt without the compiled module
+        from flexep.testing.pool import RankFailed
+
+        check_json(json)
         case = BenchCase(
-            device=device, ranks=ranks, dispatchers=_names(dispatchers), baselines=_names(baselines),
+            device=device, ranks=ranks, dispatchers=_names("dispatchers", dispatchers),
+            baselines=_names("baselines", baselines),
             tokens=tokens, hidden=hidden, experts=experts, top_k=top_k, dtype=dtype, routing=routing,
             layout=layout, mode=mode, capacity=capacity, fresh=fresh, alignment=alignment, weights=weights,
             seed=seed, time_limit=time_limit, pairs=pairs,
@@ -85,10 +88,10 @@ def bench(
     raise typer.Exit(0 if all(row["checked"] for row in result["results"]) else 1)
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _names(argument: str, text: str) -> tuple[str, ...]:
     import flexep
 
-    return {"all": tuple(flexep.BACKENDS), "none": ()}.get(text, tuple(text.split(",")))
+    return {"all": tuple(flexep.BACKENDS), "none": ()}.get(text, tuple(split_names(argument, text)))
 
 
 def _check_place(device: str, ranks: int, plot: Path | None) -> None:
@@ -104,6 +107,7 @@ def _check_place(device: str, ranks: int, plot: Path | None) -> None:
         pyplot()
         if plot.suffix.lower() != ".png":
             raise ArgumentError("plot", str(plot), "a file that ends in .png")
+        check_file("plot", str(plot))
 
 
 def _run(case: BenchCase, out: Console) -> dict[str, Any]:

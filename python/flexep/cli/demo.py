@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flexep.cli._output import console
+from flexep.cli._output import console, make_folder
 from flexep.cli.train import train_rank
 
 # nats a byte. With the number of ranks only the order in which fp32 gradients are summed changes: measured
@@ -24,9 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for loss.png and one JSON file a run.")] = Path(
-        "out/demo"
-    ),
+    out: Annotated[str, typer.Option(help="Folder for loss.png and one JSON file a run.")] = "out/demo",
     ranks: Annotated[int, typer.Option(help="Ranks to compare with one.")] = 4,
     steps: Annotated[int, typer.Option(help="Optimizer steps a run.")] = 60,
     seed: Annotated[int, typer.Option(help="Keys initial weights and batches.")] = 0,
@@ -36,29 +33,36 @@ def demo(
     Exit codes: 0 the curves agree, 1 they do not or a rank failed, 2 bad usage.
     """
     from flexep.cli._plot import plot_losses
-    from flexep.errors import ArgumentError, FlexEPError
-    from flexep.training.config import TrainConfig, dispatcher_names
+    from flexep.errors import ArgumentError, FlexEPError, NotBuilt
     from flexep.training.launch import run_ranks
 
-    names = dispatcher_names()
     try:
+        from flexep.training.config import (
+            TrainConfig,
+            dispatcher_names,
+        )  # NotBuilt without the compiled module
+
+        names = dispatcher_names()
         configs = [TrainConfig(ranks=1, dispatcher=names[-1], steps=steps, seed=seed)]
         configs += [TrainConfig(ranks=ranks, dispatcher=name, steps=steps, seed=seed) for name in names]
+        folder = make_folder("out", out)
         reports: dict[str, dict[str, Any]] = {}
         for config in configs:
             label = f"{config.ranks}-rank{'s' * (config.ranks > 1)}-{config.dispatcher}"
-            file = out / f"{label}.json"
+            file = folder / f"{label}.json"
             run_ranks(config.device, config.ranks, train_rank, config, str(file), False)
             reports[label] = json.loads(file.read_text())
     except FlexEPError as error:
         print(f"flexep demo: {error}", file=sys.stderr)
-        raise typer.Exit(2 if isinstance(error, ArgumentError) else 1) from None
+        raise typer.Exit(2 if isinstance(error, (ArgumentError, NotBuilt)) else 1) from None
 
     one_rank = next(iter(reports.values()))["losses"]
     apart = {label: largest_gap(report["losses"], one_rank) for label, report in reports.items()}
-    plot_losses(out / "loss.png", {label: report["losses"] for label, report in reports.items()}, TOLERANCE)
+    plot_losses(
+        folder / "loss.png", {label: report["losses"] for label, report in reports.items()}, TOLERANCE
+    )
     _print_table(reports, apart)
-    console(None).print(f"picture: {out / 'loss.png'}   data: {out}/*.json")
+    console(None).print(f"picture: {folder / 'loss.png'}   data: {folder}/*.json")
     if max(apart.values()) > TOLERANCE:
         print(f"flexep demo: loss curves are further apart than {TOLERANCE:g}", file=sys.stderr)
         raise typer.Exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from typing import Any
 
 import typer
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from flexep import __version__
 from flexep.cli import _output, _probe
+from flexep.errors import ArgumentError
 
 
 def register(app: typer.Typer) -> None:
@@ -21,8 +23,13 @@ def register(app: typer.Typer) -> None:
 def doctor(json_path: _output.JsonOption = None) -> None:
     """Show what this machine and this build can run, and why not.
 
-    Exit code 0 if at least one dispatcher runs here, else 1.
+    Exit code 0 if at least one dispatcher runs here, 1 if none does, 2 bad usage.
     """
+    try:
+        _output.check_json(json_path)
+    except ArgumentError as error:
+        print(f"flexep doctor: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
     result = examine()
     show(result, _output.console(json_path))
     _output.write_json(json_path, result)

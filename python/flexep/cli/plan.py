@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flexep.cli._output import JsonOption, console, write_json
+from flexep.cli._output import JsonOption, check_json, console, split_names, write_json
 
 RATE = "Default: see the output, with its origin."
 
@@ -58,6 +58,7 @@ def plan(
 
     rates = {"link_gbs": link_gbs, "rail_gbs": rail_gbs, "hbm_gbs": hbm_gbs, "latency_us": latency_us}
     try:
+        check_json(json)
         size, domain = _shape(topology, ranks, domain_size)
         machine = _machine(size, domain, rates)
         shapes = {
@@ -90,7 +91,7 @@ def run(machine: Any, shapes: dict[str, Any], dispatchers: str, samples: int) ->
 
     if samples < 1:
         raise ArgumentError("samples", samples, "at least 1")
-    names = list(PATTERNS) if dispatchers == "all" else dispatchers.split(",")
+    names = list(PATTERNS) if dispatchers == "all" else split_names("dispatchers", dispatchers)
     work = make_workload(ranks=machine.ranks, domain_size=machine.domain_size, **shapes)
     predicted = predict(work, machine, names, draw(work, samples))
     result = {

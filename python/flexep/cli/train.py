@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flexep.cli._output import JsonOption, console, write_json
+from flexep.cli._output import JsonOption, check_json, console, write_json
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -52,11 +52,13 @@ def train(
     Starts its ranks itself, or joins those of torchrun. Exit codes: 0 trained, 1 the loss was not finite or a
     rank failed, 2 bad usage.
     """
-    from flexep.errors import ArgumentError, FlexEPError, Unavailable
-    from flexep.training.config import TrainConfig
+    from flexep.errors import ArgumentError, FlexEPError, NotBuilt, Unavailable
     from flexep.training.launch import RankFailed, launched_size, run_launched, run_ranks
 
     try:
+        from flexep.training.config import TrainConfig  # NotBuilt without the compiled module
+
+        check_json(json)
         launched = launched_size()
         if launched is not None and ranks not in (None, launched):
             raise ArgumentError("ranks", ranks, f"nothing, or the launcher's {launched}")
@@ -76,7 +78,7 @@ def train(
         raise typer.Exit(error.exit_code if error.exit_code == 2 else 1) from None
     except FlexEPError as error:
         print(f"flexep train: {error}", file=sys.stderr)
-        raise typer.Exit(2 if isinstance(error, (ArgumentError, Unavailable)) else 1) from None
+        raise typer.Exit(2 if isinstance(error, (ArgumentError, NotBuilt, Unavailable)) else 1) from None
 
 
 def train_rank(

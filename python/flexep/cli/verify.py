@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flexep.cli._output import JsonOption, console, write_json
+from flexep.cli._output import JsonOption, check_json, console, split_names, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +44,7 @@ def verify(
     from flexep.errors import FlexEPError
 
     try:
+        check_json(json)
         names = _names(dispatchers)
         chosen = _cases(case, ranks, cases, seed)
         _check_device(device, chosen[0].ranks)
@@ -122,7 +123,7 @@ def _names(text: str) -> list[str]:
     from flexep.errors import ArgumentError
 
     known = list(flexep.BACKENDS)
-    names = known if text == "all" else text.split(",")
+    names = known if text == "all" else split_names("dispatchers", text)
     for name in names:
         if name not in known:
             raise ArgumentError("dispatchers", name, f"all, or some of {', '.join(known)}")
@@ -136,11 +137,32 @@ def _cases(text: str | None, ranks: int, count: int, seed: int) -> list[Case]:
     from flexep.testing.case import Case
 
     if text is not None:
-        return [Case.from_json(text)]
+        given = Case.from_json(text)
+        _check_case(given)
+        return [given]
     for name, value in (("ranks", ranks), ("cases", count)):
         if value < 1:
             raise ArgumentError(name, value, "at least 1")
+    if not 0 <= seed < 2**63:
+        raise ArgumentError("seed", seed, "0 to 2**63 - 1")
     return random_cases(ranks, count, seed)
+
+
+def _check_case(case: Case) -> None:
+    """Refuses a case that no dispatcher accepts: that is bad usage, not a failed check.
+
+    Capacity and placement follow from the routing, which is drawn later.
+    """
+    from flexep.config import DispatcherConfig
+    from flexep.testing.case import DTYPES
+
+    DispatcherConfig(
+        num_ranks=case.ranks, num_experts=case.experts, hidden=case.hidden, top_k=case.top_k,
+        max_tokens=case.tokens + case.headroom, backend=case.dispatcher, dtype=DTYPES[case.dtype], wire=None,
+        combine_wire=case.combine_wire, domain_size=case.domain_size, layout=case.layout,
+        alignment=case.alignment, capacity=None, overflow=case.overflow, num_sms=None, timeout=1.0,
+        placement=None, reduction="ordered",
+    )  # fmt: skip
 
 
 def _check_device(device: str, ranks: int) -> None:

@@ -40,6 +40,7 @@ def launched_size() -> int | None:
 
 def run_launched(device: str, main: RankMain, *args: object) -> None:
     """Run `main` as a rank of the launcher that set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+    _check_device(device)
     torch.set_num_threads(1)
     _init_process_group(device, int(os.environ.get("LOCAL_RANK", "0")))
     _call(main, args)
@@ -52,9 +53,10 @@ def run_ranks(device: str, num_ranks: int, main: RankMain, *args: object) -> Non
     rank, which exits with 2 if an argument was refused, else with 1.
 
     Raises:
-        ArgumentError: more ranks than this host has GPUs.
+        ArgumentError: no GPU for device cuda, or more ranks than this host has GPUs.
         RankFailed: for the first rank that failed.
     """
+    _check_device(device)
     if device == "cuda" and num_ranks > torch.cuda.device_count():
         raise ArgumentError("ranks", num_ranks, f"at most one a GPU: {torch.cuda.device_count()}")
     store = dist.TCPStore("127.0.0.1", 0, num_ranks, is_master=True, wait_for_workers=False)
@@ -81,6 +83,11 @@ def _started(
     except FlexEPError as error:
         print(f"rank {rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         sys.exit(2 if isinstance(error, ArgumentError) else 1)
+
+
+def _check_device(device: str) -> None:
+    if device == "cuda" and not torch.cuda.device_count():
+        raise ArgumentError("device", device, "a CUDA GPU on this machine, or cpu")
 
 
 def _init_process_group(device: str, local_rank: int, **rendezvous: Any) -> None:
