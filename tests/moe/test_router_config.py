@@ -24,6 +24,7 @@ BAD: list[tuple[str, Any, dict[str, Any]]] = [
     ("pre_softmax", False, {"top_k": 1}),
     ("renormalize", None, {}),
     ("scaling", 0, {}),
+    ("scaling", -1.0, {}),
     ("scaling", math.nan, {}),
     ("scaling", "2", {}),
     ("num_groups", 3, {}),

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from flexep.moe.router_config import RouterConfig
 
-EPSILON = (
-    1e-20  # added to a sum of scores before dividing, so that scores which all underflow give weights of 0
-)
+# Added to a sum of scores before dividing, so that scores near nothing give weights near 0 instead of NaN; sums below
+# about 1e-17 (sigmoids of logits below -40) are no longer renormalised to 1.
+EPSILON = 1e-20
 TAIL = -16.0  # below, sqrt(softplus(x)) is exp(x / 2) to fp32 precision, and its gradient cannot be 0 * inf
 
 

@@ -71,6 +71,11 @@ class MoELayer(nn.Module):
     ) -> None:
         super().__init__()
         config, table, group = dispatcher.config, dispatcher.table, dispatcher.group
+        for width, value in (("inner", inner), ("shared_inner", 1 if shared_inner is None else shared_inner)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ArgumentError(width, value, "an integer of at least 1")
+        if router is not None and not isinstance(router, RouterConfig):
+            raise ArgumentError("router", type(router).__name__, "a RouterConfig")
         if weights_at not in WEIGHTS_AT:
             raise ArgumentError("weights_at", weights_at, f"one of {', '.join(WEIGHTS_AT)}")
         if shared_gate and shared_inner is None:
@@ -186,6 +191,8 @@ class MoELayer(nn.Module):
                 raise ArgumentError(name, type(value).__name__, f"a list of {group.size}, one for each rank")
         xs = x if group.is_local else [x]
         masks = padding_mask if group.is_local and padding_mask is not None else [padding_mask] * len(xs)
+        if seq_len is not None and (not isinstance(seq_len, int) or isinstance(seq_len, bool)):
+            raise ArgumentError("seq_len", seq_len, "an integer")
         for x_TH, mask in zip(xs, masks, strict=True):
             check_tensor("x", x_TH, (None, self.hidden), (dtype,), group.device)
             if mask is not None:

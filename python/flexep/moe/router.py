@@ -93,13 +93,16 @@ class Router(nn.Module):
                 anything.
             seq_len: tokens of a sequence; x then holds whole sequences, one behind the other. Needed for
                 seq_aux_loss.
-        Raises: ArgumentError for seq_len; Timeout, PeerLost where counts are summed over processes.
+        Raises: ArgumentError for x, padding_mask and seq_len; Timeout, PeerLost where counts are summed over processes.
         """
         is_local = self.group is not None and self.group.is_local
         xs = list(x) if is_local else [x]
         masks = (
             [None] * len(xs) if padding_mask is None else list(padding_mask) if is_local else [padding_mask]
         )
+        self.losses = {}
+        for x_TH, mask in zip(xs, masks, strict=True):
+            self._check_rows(x_TH, mask)
         if self.counting and self.config.seq_aux_loss and seq_len is None:
             raise ArgumentError("seq_len", None, "the tokens of a sequence, for seq_aux_loss")
         self._check_seq_len(seq_len, xs)
@@ -146,9 +149,24 @@ class Router(nn.Module):
             self.bias = bias.to(self.bias.device)
         return self
 
+    def _check_rows(self, x_TH: Tensor, padding_mask: Tensor | None) -> None:
+        hidden = self.weight.shape[1]
+        if x_TH.dim() != 2 or x_TH.shape[1] != hidden:
+            raise ArgumentError("x.shape", tuple(x_TH.shape), f"(tokens, {hidden})")
+        if not x_TH.is_floating_point():
+            raise ArgumentError("x.dtype", x_TH.dtype, "a floating-point dtype")
+        if padding_mask is None:
+            return
+        if padding_mask.dtype != torch.bool:
+            raise ArgumentError("padding_mask.dtype", padding_mask.dtype, "torch.bool")
+        if padding_mask.shape != x_TH.shape[:1]:
+            raise ArgumentError("padding_mask.shape", tuple(padding_mask.shape), f"({x_TH.shape[0]},)")
+
     def _check_seq_len(self, seq_len: int | None, xs: Sequence[Tensor]) -> None:
         if seq_len is None:
             return
+        if not isinstance(seq_len, int) or isinstance(seq_len, bool):
+            raise ArgumentError("seq_len", seq_len, "an integer")
         if seq_len < 1 or any(x_TH.shape[0] % seq_len for x_TH in xs):
             raise ArgumentError("seq_len", seq_len, f"a divisor of the tokens, {[x.shape[0] for x in xs]}")
 

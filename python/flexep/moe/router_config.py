@@ -72,7 +72,7 @@ class RouterConfig:
             self._require(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
         for name in (*LOSSES, "jitter"):
             self._require(name, _is_number(getattr(self, name), 0), "a finite number of at least 0")
-        self._require("scaling", _is_number(self.scaling) and self.scaling != 0, "a finite number, not 0")
+        self._require("scaling", _is_number(self.scaling) and self.scaling > 0, "a positive finite number")
         self._require(
             "bias_rate", self.bias_rate is None or _is_number(self.bias_rate, 0), "None or at least 0"
         )
