@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from flexep.errors import ArgumentError, FlexEPError
 from flexep.training.launch import RankFailed, run_ranks
@@ -41,6 +42,13 @@ def test_what_an_error_in_a_rank_becomes(error: Exception, code: int, detail: st
     assert bool(detail) == bool(failed.value.details)
 
 
-def test_more_ranks_than_gpus_are_refused() -> None:
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ArgumentError, match="ranks = 1000"):
         run_ranks("cuda", 1000, die, 0)
+
+
+def test_a_machine_without_a_gpu_is_refused_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ArgumentError, match="device = 'cuda'"):
+        run_ranks("cuda", 1, die, 0)
