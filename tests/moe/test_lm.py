@@ -28,7 +28,7 @@ class _OneRank(torch.nn.Module):
 
 
 def make_model(hidden: int = 64) -> ByteLM:
-    return ByteLM(_OneRank, hidden=hidden, num_layers=2, max_seq=16, dtype=torch.float32, seed=1)  # type: ignore[arg-type]
+    return ByteLM(_OneRank, hidden=hidden, num_layers=2, max_seq=16, dtype=torch.float32, seed=1)
 
 
 def draw_bytes(num_sequences: int) -> torch.Tensor:

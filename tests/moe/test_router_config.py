@@ -63,7 +63,7 @@ def test_is_frozen_and_compares() -> None:
     config = RouterConfig(num_experts=8, top_k=2)
     assert config == RouterConfig(num_experts=8, top_k=2)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        config.top_k = 3  # type: ignore[misc]
+        config.top_k = 3
 
 
 def test_capacity_rounds_up() -> None:

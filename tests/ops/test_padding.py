@@ -86,7 +86,7 @@ def test_refusals() -> None:
         ("counts", lambda: unpad(x, torch.tensor([2**62] * 4), 1)),
         ("counts", lambda: pad(x, torch.tensor([2**31]), 1)),
         ("counts", lambda: pad(x, torch.tensor([2**30] * 2), 1)),
-        ("counts", lambda: pad(x, [3, 2], 1)),  # type: ignore[arg-type]
+        ("counts", lambda: pad(x, [3, 2], 1)),
         ("counts", lambda: pad(x, counts.to("meta"), 1)),
         ("counts", lambda: pad(x, counts.to_sparse(), 1)),
         ("x", lambda: pad(x.tolist(), counts, 1)),

@@ -180,7 +180,7 @@ def test_opcheck() -> None:
 
 def _refused(argument: str, call: object, *args: object) -> None:
     with pytest.raises(ArgumentError) as caught:
-        call(*args)  # type: ignore[operator]
+        call(*args)
     assert caught.value.argument == argument
 
 

@@ -33,5 +33,5 @@ from flexep.training.config import TrainConfig
 )
 def test_refuses(argument: str, value: object) -> None:
     with pytest.raises(ArgumentError) as refused:
-        TrainConfig(**{argument: value})  # type: ignore[arg-type]
+        TrainConfig(**{argument: value})
     assert (refused.value.argument, str(refused.value.value)) == (argument, str(value))

@@ -94,6 +94,7 @@ class TorchBaseline(Library):
         arrived = self._exchange("dispatch.rows", rows, sizes.recv, sizes.send)
         return _Delivered(arrived.index_select(0, sizes.arrival), sizes, step)
 
+    # A library is handed back what its own dispatch returned, never another's: narrower than the base says.
     def combine(self, y: torch.Tensor, delivered: _Delivered) -> torch.Tensor:  # type: ignore[override]
         sizes, routed = delivered.sizes, self._steps[delivered.step]
         back = torch.empty_like(y).index_copy_(0, sizes.arrival, y)

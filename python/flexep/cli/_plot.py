@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 GREY, INK = "#b8bcc4", "#22252b"
 COLOURS = ("#c2410c", "#1d4ed8", "#15803d", "#7e22ce")
@@ -55,7 +56,8 @@ def plot_losses(path: Path, losses: dict[str, list[float]], tolerance: float) ->
         plt.close(figure)
 
 
-def pyplot():  # type: ignore[no-untyped-def]
+def pyplot() -> Any:
+    """matplotlib.pyplot, drawing to files. Raises Unavailable without matplotlib."""
     from flexep.errors import Unavailable
 
     try:
