@@ -39,10 +39,10 @@ namespace flexep {
 /// One operation of one rank, the same for all its roles.
 struct Operation {
   int rank;
-  std::uint32_t epoch;
-  int op;                    // the caller's number of the operation, below 256
-  std::uint32_t* last_used;  // [kChannels][ranks], see WindowState
-  double seconds;            // how long any one wait may take
+  Epoch epoch;
+  int op;            // the caller's number of the operation, below 256
+  Epoch* last_used;  // [kChannels][ranks], see WindowState
+  double seconds;    // how long any one wait may take
 };
 
 template <class Mem, class Team>
@@ -64,7 +64,7 @@ class Exchange {
     if (chunk > 0 && chunk < slots) return Status::arrived;
     Status status = Status::arrived;
     if (team_.rank() == 0) {
-      std::uint32_t& last = op_.last_used[static_cast<int>(channel) * topology().ranks + line.here];
+      Epoch& last = op_.last_used[static_cast<int>(channel) * topology().ranks + line.here];
       if (chunk > 0)
         status = await(free_word(channel), line.here, make_signal(op_.epoch, chunk + 1 - slots, op_.op),
                        line.peer);

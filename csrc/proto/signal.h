@@ -7,19 +7,19 @@
 
 namespace flexep {
 
-/// epoch (32 bits) | chunks done (24 bits) | operation (8 bits). Words are zero before the first epoch, which is 1.
+/// epoch (36 bits) | chunks done (20 bits) | operation (8 bits). Words are zero before the first epoch, which is 1. The
+/// low 32 bits differ between any two signals that a word can hold within 16 epochs: a futex watches those alone.
 using Signal = std::uint64_t;
+using Epoch = std::uint64_t;
 
-constexpr int kChunkBits = 24, kOpBits = 8;
+constexpr int kChunkBits = 20, kOpBits = 8;
 constexpr int kMaxChunks = (1 << kChunkBits) - 1;
 
-FLEXEP_HD constexpr Signal make_signal(std::uint32_t epoch, int chunks, int op) {
-  return (static_cast<Signal>(epoch) << (kChunkBits + kOpBits)) | (static_cast<Signal>(chunks) << kOpBits) |
+FLEXEP_HD constexpr Signal make_signal(Epoch epoch, int chunks, int op) {
+  return (epoch << (kChunkBits + kOpBits)) | (static_cast<Signal>(chunks) << kOpBits) |
          static_cast<Signal>(op);
 }
-FLEXEP_HD constexpr std::uint32_t epoch_of(Signal s) {
-  return static_cast<std::uint32_t>(s >> (kChunkBits + kOpBits));
-}
+FLEXEP_HD constexpr Epoch epoch_of(Signal s) { return s >> (kChunkBits + kOpBits); }
 FLEXEP_HD constexpr int chunks_of(Signal s) { return static_cast<int>(s >> kOpBits) & kMaxChunks; }
 FLEXEP_HD constexpr int op_of(Signal s) { return static_cast<int>(s & ((1u << kOpBits) - 1)); }
 

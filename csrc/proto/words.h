@@ -67,7 +67,7 @@ constexpr Signal kGaveUp = 1, kLeft = 2;
 
 /// Why a rank gave up. Written into every peer's window before Word::stopped says so.
 struct FaultRecord {
-  std::uint32_t epoch = 0;
+  Epoch epoch = 0;
   std::int32_t op = 0;       // the caller's number of the operation
   std::int32_t status = 0;   // Status
   std::int32_t waiter = 0;   // the rank whose wait failed
@@ -75,6 +75,6 @@ struct FaultRecord {
   std::int32_t word = 0;     // Word
   Signal want = 0, got = 0;
 };
-static_assert(sizeof(FaultRecord) == 40);
+static_assert(sizeof(FaultRecord) == 48);
 
 }  // namespace flexep
