@@ -13,8 +13,7 @@ namespace flexep {
 /// Publishes ints[0, count) and waits for everybody. Row r of the board is then at `board_row(page, r)` of my window.
 /// `page` is the parity of the boards published so far, the same on every rank. A barrier is a publication of none.
 template <class Mem, class Team>
-FLEXEP_HD Status publish(Exchange<Mem, Team>& exchange, int page, const std::int32_t* ints, int count,
-                         const Operation& operation) {
+FLEXEP_HD Status publish(Exchange<Mem, Team>& exchange, int page, const std::int32_t* ints, int count) {
   const WindowLayout& layout = exchange.layout();
   const int R = exchange.topology().ranks, me = exchange.rank();
   Team& team = exchange.team();
@@ -24,7 +23,7 @@ FLEXEP_HD Status publish(Exchange<Mem, Team>& exchange, int page, const std::int
   exchange.settle();
   Status status = Status::arrived;
   if (team.rank() == 0) {
-    const Signal done = make_signal(operation.epoch, 1, operation.op);
+    const Signal done = exchange.signal(1);
     for (int step = 0; step < R; ++step)
       exchange.mem().post((me + step) % R, layout.word(Word::published, me), done);
     for (int step = 0; step < R && status == Status::arrived; ++step)

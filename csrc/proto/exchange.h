@@ -56,6 +56,8 @@ class Exchange {
   FLEXEP_HD int rank() const { return op_.rank; }
   FLEXEP_HD Mem& mem() const { return mem_; }
   FLEXEP_HD Team& team() const { return team_; }
+  /// What a word says after `chunks` chunks of this operation.
+  FLEXEP_HD Signal signal(int chunks) const { return make_signal(op_.epoch, chunks, op_.op); }
 
   /// Writer: waits until the slot of `chunk` is free. The first chunk of an operation waits until the line's last
   /// operation has been read to its end, so every slot is free then.
@@ -66,8 +68,7 @@ class Exchange {
     if (team_.rank() == 0) {
       Epoch& last = op_.last_used[static_cast<int>(channel) * topology().ranks + line.here];
       if (chunk > 0)
-        status = await(free_word(channel), line.here, make_signal(op_.epoch, chunk + 1 - slots, op_.op),
-                       line.peer);
+        status = await(free_word(channel), line.here, signal(chunk + 1 - slots), line.peer);
       else if (last != 0)
         status = await(free_word(channel), line.here, make_signal(last + 1, 0, op_.op), line.peer);
       if (chunk == 0 && status == Status::arrived) last = op_.epoch;
@@ -88,15 +89,13 @@ class Exchange {
   }
   FLEXEP_HD void announce(Channel channel, const Line& line, int chunk) {
     if (team_.rank() == 0)
-      mem_.post(line.peer, layout_.word(ready_word(channel), line.there),
-                make_signal(op_.epoch, chunk + 1, op_.op));
+      mem_.post(line.peer, layout_.word(ready_word(channel), line.there), signal(chunk + 1));
   }
 
   /// Reader: waits until the chunk is in place.
   FLEXEP_HD Status arrive(Channel channel, const Line& line, int chunk) {
     Status status = Status::arrived;
-    if (team_.rank() == 0)
-      status = await(ready_word(channel), line.here, make_signal(op_.epoch, chunk + 1, op_.op), line.peer);
+    if (team_.rank() == 0) status = await(ready_word(channel), line.here, signal(chunk + 1), line.peer);
     return static_cast<Status>(team_.broadcast(static_cast<int>(status)));
   }
 
@@ -106,7 +105,7 @@ class Exchange {
     team_.sync();
     if (team_.rank() == 0)
       mem_.post(line.peer, layout_.word(free_word(channel), line.there),
-                last ? make_signal(op_.epoch + 1, 0, op_.op) : make_signal(op_.epoch, chunk + 1, op_.op));
+                last ? make_signal(op_.epoch + 1, 0, op_.op) : signal(chunk + 1));
   }
 
   /// Leader only: waits for a word of my own window; on anything but `arrived` stops the window for everybody.
