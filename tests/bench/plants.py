@@ -12,12 +12,12 @@ from flexep.dispatchers.alltoall import AllToAll
 
 def wrong_row_in_alltoall() -> None:
     """Two delivered rows change places."""
-    _after(AllToAll, "deliver", 0, lambda buffers: [_swapped(b) for b in buffers])
+    _after(AllToAll, "_bring", 0, lambda buffers: [_swapped(b) for b in buffers])
 
 
 def wrong_row_late() -> None:
     """The same, only after the check that comes before timing has passed."""
-    _after(AllToAll, "deliver", 3, lambda buffers: [_swapped(b) for b in buffers])
+    _after(AllToAll, "_bring", 3, lambda buffers: [_swapped(b) for b in buffers])
 
 
 def wrong_sum_in_torch() -> None:

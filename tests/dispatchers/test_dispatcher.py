@@ -138,6 +138,17 @@ def watch(ep: flexep.Dispatcher) -> list[int]:
     return seen
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_destroy_closes_the_back_end_once(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[object] = []
+    monkeypatch.setattr(flexep.BACKENDS[backend], "close", lambda self: closed.append(self))
+    with flexep.Dispatcher(flexep.Group.local(2), backend=backend, **SHAPE) as ep:
+        held = ep._alive().backend
+        assert closed == []
+    ep.destroy()
+    assert closed == [held]
+
+
 def test_two_hundred_dispatchers_leave_nothing_behind() -> None:
     group = flexep.Group.local(2)
     x, topk_idx, weights = tokens(2)

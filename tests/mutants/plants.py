@@ -51,8 +51,14 @@ def replace_method(owner: type, name: str, change: Callable[[Any], Any]) -> Undo
     def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
         return change(original(self, *args, **kwargs))
 
-    setattr(owner, name, changed)
-    return lambda: setattr(owner, name, original)
+    return _own(owner, name, changed)
+
+
+def _own(owner: type, name: str, method: Callable) -> Undo:
+    """Gives a back end a method of its own; undone, it has again what it had or inherited."""
+    inherited, original = name not in vars(owner), getattr(owner, name)
+    setattr(owner, name, method)
+    return lambda: delattr(owner, name) if inherited else setattr(owner, name, original)
 
 
 def swapped(tensor: torch.Tensor) -> torch.Tensor:
@@ -144,7 +150,7 @@ def rows_no_weight_gradient(dot: Callable) -> Undo:
 
 
 def back_end_wrong_row(owner: type) -> Undo:
-    return replace_method(owner, "deliver", lambda out: [swapped(t) for t in out])
+    return replace_method(owner, "deliver", lambda out: replace(out, rows=[swapped(t) for t in out.rows]))
 
 
 def back_end_dropped_row(owner: type) -> Undo:
@@ -183,12 +189,11 @@ def back_end_more_traffic(owner: type) -> Undo:
     """Sends every delivered buffer twice: right results, wrong traffic."""
     original = owner.deliver
 
-    def twice(self: Any, *args: Any) -> Any:
-        original(self, *args)
-        return original(self, *args)
+    def twice(self: Any, *args: Any, **kwargs: Any) -> Any:
+        original(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
-    owner.deliver = twice
-    return lambda: setattr(owner, "deliver", original)
+    return _own(owner, "deliver", twice)
 
 
 PLANTS: dict[str, Callable[[], Undo]] = {

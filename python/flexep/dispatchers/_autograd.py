@@ -6,7 +6,7 @@ Numerics are those of docs/numerics.md: forward and backward round in the same p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from flexep.config import DispatcherConfig
 from flexep.dispatchers.backend import Backend
 from flexep.indexing import take, take_rows
-from flexep.ops.rows import dot_rows, gather_rows, reduce_rows
 from flexep.types import Route
 
 Tensors = Sequence[torch.Tensor]
@@ -29,21 +28,6 @@ class Context:
     config: DispatcherConfig
     routes: Sequence[Route]
     flat: bool  # the layout of the rows at the experts' side of this call
-
-    def arrive(self, buffer: torch.Tensor, route: Route, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Rows of the delivered buffer in this call's layout, times `weights` (expert-major rows only)."""
-        if not self.flat:
-            return gather_rows(buffer, route.row_buffer, weights)
-        return buffer if route.flat_buffer is None else gather_rows(buffer, route.flat_buffer)
-
-    def partial(
-        self, rows: torch.Tensor, route: Route, part_weights: torch.Tensor | None, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Rows in this call's layout -> one partial row per received token, rounded to `dtype`."""
-        if not self.flat:
-            return reduce_rows(rows, route.part_rows, part_weights, dtype, True)
-        parts = rows if route.part_flat is None else gather_rows(rows, route.part_flat)
-        return parts.to(dtype)
 
     def slots_from_rows(self, values: torch.Tensor, route: Route) -> torch.Tensor:
         """Per-row values of this call's layout ([rows] or flat [N, K]) -> [P, K] beside the partial rows."""
@@ -70,12 +54,10 @@ class DispatchRows(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         n = len(call.routes)
         ctx.call, ctx.has_weights = call, part_weights is not None
-        buffers = call.backend.deliver(call.routes, inputs[:n], "dispatch.rows")
-        rows = [call.arrive(buffer, route) for buffer, route in zip(buffers, call.routes, strict=True)]
+        rows = call.backend.deliver(call.routes, inputs[:n], "dispatch.rows", flat=call.flat).rows
         if part_weights is None:
             return tuple(rows)
-        weights = [call.rows_from_slots(w, route) for w, route in zip(part_weights, call.routes, strict=True)]
-        return (*rows, *weights)
+        return (*rows, *_each(call.rows_from_slots, part_weights, call.routes))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -85,8 +67,17 @@ class DispatchRows(torch.autograd.Function):
         dx: list[torch.Tensor | None] = [None] * n
         dw: list[torch.Tensor | None] = [None] * (n if ctx.has_weights else 0)
         if any(ctx.needs_input_grad[2 : 2 + n]):
-            partials = [call.partial(g, r, None, dtype) for g, r in zip(grads[:n], call.routes, strict=True)]
-            dx = [*call.backend.collect(call.routes, partials, dtype, dtype, "dispatch_backward.rows")]
+            dx = [
+                *call.backend.collect(
+                    call.routes,
+                    grads[:n],
+                    "dispatch_backward.rows",
+                    flat=call.flat,
+                    part_weights=None,
+                    group_dtype=dtype,
+                    out_dtype=dtype,
+                )
+            ]
         if ctx.has_weights and any(ctx.needs_input_grad[2 + n :]):
             slots = [
                 torch.where(r.part_rows >= 0, call.slots_from_rows(g, r), 0.0)
@@ -109,16 +100,16 @@ class CombineRows(torch.autograd.Function):
         # output.
         ctx.keeps_y = has_weights and any(ctx.needs_input_grad[2 + n :])
         ctx.save_for_backward(*(inputs if ctx.keeps_y else inputs[n:]))
-        slots = (
-            [call.slots_from_rows(w, r) for w, r in zip(inputs[n:], call.routes, strict=True)]
-            if has_weights
-            else [None] * n
+        z = call.backend.collect(
+            call.routes,
+            inputs[:n],
+            "combine.rows",
+            flat=call.flat,
+            part_weights=_each(call.slots_from_rows, inputs[n:], call.routes) if has_weights else None,
+            group_dtype=config.combine_dtype,
+            out_dtype=config.dtype,
         )
-        wire = config.combine_dtype
-        partials = [
-            call.partial(y, r, w, wire) for y, r, w in zip(inputs[:n], call.routes, slots, strict=True)
-        ]
-        return tuple(call.backend.collect(call.routes, partials, wire, config.dtype, "combine.rows"))
+        return tuple(z)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -126,19 +117,33 @@ class CombineRows(torch.autograd.Function):
         call: Context = ctx.call
         n = len(call.routes)
         ys, weights = ctx.saved_tensors[: n * ctx.keeps_y], ctx.saved_tensors[n * ctx.keeps_y :]
-        buffers = call.backend.deliver(call.routes, [g.contiguous() for g in grads], "combine_backward.rows")
-        dy: list[torch.Tensor | None] = [None] * n
+        row_weights = None
+        if ctx.has_weights:
+            slots = _each(call.slots_from_rows, weights, call.routes)
+            row_weights = _each(call.rows_from_slots, slots, call.routes)
+        delivered = call.backend.deliver(
+            call.routes,
+            [g.contiguous() for g in grads],
+            "combine_backward.rows",
+            flat=call.flat,
+            row_weights=row_weights,
+            dot_with=ys if ctx.keeps_y else None,
+        )
+        needs = ctx.needs_input_grad[2:]
+        dy = [d if need else None for d, need in zip(delivered.rows, needs[:n], strict=True)]
         dw: list[torch.Tensor | None] = [None] * len(weights)
-        for i, (buffer, route) in enumerate(zip(buffers, call.routes, strict=True)):
-            if ctx.needs_input_grad[2 + i]:
-                row_weights = None
-                if ctx.has_weights:
-                    row_weights = take(call.slots_from_rows(weights[i], route).flatten(), route.row_src, 0.0)
-                dy[i] = call.arrive(buffer, route, row_weights)
-            if ctx.has_weights and ctx.needs_input_grad[2 + n + i]:
-                dots = dot_rows(ys[i], buffer, route.row_buffer)
-                dw[i] = dots if weights[i].dim() == 1 else _flat_slots(dots, route)
+        if delivered.dots is not None:
+            for i, (dots, route) in enumerate(zip(delivered.dots, call.routes, strict=True)):
+                if needs[n + i]:
+                    dw[i] = dots if weights[i].dim() == 1 else _flat_slots(dots, route)
         return (None, None, *dy, *dw)
+
+
+def _each(
+    of: Callable[[torch.Tensor, Route], torch.Tensor], values: Tensors, routes: Sequence[Route]
+) -> list[torch.Tensor]:
+    """`of` each hosted rank's values and route."""
+    return [of(value, route) for value, route in zip(values, routes, strict=True)]
 
 
 def _flat_slots(dots: torch.Tensor, route: Route) -> torch.Tensor:

@@ -21,7 +21,8 @@ from flexep._native.plan import (
     invert_rows,
     resolve,
 )
-from flexep.dispatchers.backend import Backend, Planned, Published, Tensors, only_here
+from flexep.dispatchers.backend import Planned, Published, Tensors
+from flexep.dispatchers.collective import CollectiveBackend, only_here
 from flexep.indexing import entry_index, take, take_rows
 from flexep.ops.rows import gather_rows
 from flexep.types import MemoryPlan, Route
@@ -44,7 +45,7 @@ class _Everyone:
     rows: list[int]
 
 
-class AllGather(Backend):
+class AllGather(CollectiveBackend):
     """Right for small groups and large top-k, where most tokens go nearly everywhere anyway."""
 
     name = "allgather"
@@ -128,12 +129,12 @@ class AllGather(Backend):
             return Planned(route, everyone.resolved, None)
         return Planned(route, everyone.resolved, only_here(take_rows(weights, recv_token, 0.0), part_rows))
 
-    def deliver(self, routes: Sequence[Route], rows: Tensors, op: str) -> list[torch.Tensor]:
+    def _bring(self, routes: Sequence[Route], rows: Tensors, op: str) -> list[torch.Tensor]:
         return self.collectives.all_gather(
             [_pad(x, r.gather_rows[0], 0) for x, r in zip(rows, routes, strict=True)], op
         )
 
-    def collect(
+    def _send_home(
         self,
         routes: Sequence[Route],
         partials: Tensors,
@@ -142,13 +143,13 @@ class AllGather(Backend):
         op: str,
     ) -> list[torch.Tensor]:
         if self.config.reduction == "fast":
-            return self._collect_fast(routes, partials, out_dtype, op)
+            return self._send_home_fast(routes, partials, out_dtype, op)
         return [
-            self.add_home(home, route, group_dtype, out_dtype)
+            self._add_home(home, route, group_dtype, out_dtype)
             for home, route in zip(self._gather_parts(routes, partials, op), routes, strict=True)
         ]
 
-    def _collect_fast(
+    def _send_home_fast(
         self, routes: Sequence[Route], partials: Tensors, out_dtype: torch.dtype, op: str
     ) -> list[torch.Tensor]:
         spread = []
@@ -162,7 +163,7 @@ class AllGather(Backend):
         ]
 
     def deliver_slots(self, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
-        gathered = self.deliver(routes, values, op)
+        gathered = self._bring(routes, values, op)
         out = []
         for value, route in zip(gathered, routes, strict=True):
             assert route.flat_buffer is not None

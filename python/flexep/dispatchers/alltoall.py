@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from flexep._native.plan import assign_rows, compact_rows, count_slots, invert_rows, pack_meta, resolve
-from flexep.dispatchers.backend import Backend, Planned, Published, Tensors, only_here
+from flexep.dispatchers.backend import Planned, Published, Tensors
+from flexep.dispatchers.collective import CollectiveBackend, only_here
 from flexep.indexing import entry_index, take, take_rows
 from flexep.ops.rows import gather_rows
 from flexep.types import MemoryPlan, Route
@@ -27,7 +28,7 @@ class _Sizes:
     num_rows: int
 
 
-class AllToAll(Backend):
+class AllToAll(CollectiveBackend):
     """The portable baseline: runs wherever torch.distributed does."""
 
     name = "alltoall"
@@ -103,11 +104,11 @@ class AllToAll(Backend):
         flat_part, _ = compact_rows(part_rows, num_flat)
         return flat_part, invert_rows(flat_part[:, None], part_rows.shape[0]), num_flat
 
-    def deliver(self, routes: Sequence[Route], rows: Tensors, op: str) -> list[torch.Tensor]:
+    def _bring(self, routes: Sequence[Route], rows: Tensors, op: str) -> list[torch.Tensor]:
         sends = [gather_rows(x, _send_token(route)) for x, route in zip(rows, routes, strict=True)]
         return self._there(routes, sends, op)
 
-    def collect(
+    def _send_home(
         self,
         routes: Sequence[Route],
         partials: Tensors,
@@ -116,7 +117,7 @@ class AllToAll(Backend):
         op: str,
     ) -> list[torch.Tensor]:
         return [
-            self.add_home(home, route, group_dtype, out_dtype)
+            self._add_home(home, route, group_dtype, out_dtype)
             for home, route in zip(self._back(routes, partials, op), routes, strict=True)
         ]
 

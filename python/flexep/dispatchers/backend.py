@@ -12,8 +12,7 @@ import torch
 from flexep._native.plan import PlanTable, Resolved
 from flexep.config import DispatcherConfig
 from flexep.group import Group
-from flexep.ops.rows import reduce_rows
-from flexep.transport.collectives import make_collectives
+from flexep.transport.collectives import Collectives
 from flexep.types import MemoryPlan, Route
 
 Tensors = Sequence[torch.Tensor]
@@ -39,21 +38,35 @@ class Published:
     num_tokens: list[int] | None
 
 
-class Backend(ABC):
-    """Moves rows between ranks. Every method is collective and takes one item per hosted rank.
+@dataclass(frozen=True)
+class Delivered:
+    """What `deliver` brought, one item per hosted rank: rows at the experts, and their dot products if asked
+    for."""
 
-    Row movement is two verbs: `deliver` brings every token to the ranks of its experts, `collect` brings
-    partial rows home and adds them. Dispatch and combine backward deliver; combine and dispatch backward
-    collect.
+    rows: list[torch.Tensor]
+    dots: list[torch.Tensor] | None
+
+
+class Backend(ABC):
+    """Moves rows between ranks. `publish` and `memory_plan` concern one rank and `close` nobody else; every
+    other method is collective and takes one item per hosted rank.
+
+    Row movement is two verbs: `deliver` brings every token to the rows of its experts, `collect` brings the
+    experts' rows home and adds them. Dispatch and combine backward deliver; combine and dispatch backward
+    collect. Both verbs speak of the layout at the experts' side, `flat` or expert-major, so that a back end
+    is free to expand, pad, weight, add and dot rows while they move. `op` names the message in counters and
+    errors. Nothing here is differentiated: gradients are made of these verbs.
+
+    `collectives` carries what ranks agree on before rows move; each kind of back end sets its own.
     """
 
     name: str
+    collectives: Collectives
 
     def __init__(self, group: Group, config: DispatcherConfig, table: PlanTable) -> None:
         self.group = group
         self.config = config
         self.table = table
-        self.collectives = make_collectives(group, config.timeout)
 
     @abstractmethod
     def publish(self, topk_idx: torch.Tensor) -> torch.Tensor:
@@ -65,21 +78,47 @@ class Backend(ABC):
         """Plans from the int32 [T, K] expert ids and fp32 [T, K] weights of the hosted ranks."""
 
     @abstractmethod
-    def deliver(self, routes: Sequence[Route], rows: Tensors, op: str) -> list[torch.Tensor]:
-        """[T, H] of every rank -> the delivered buffer that `Route.row_buffer` and `Route.flat_buffer`
-        index."""
+    def deliver(
+        self,
+        routes: Sequence[Route],
+        rows: Tensors,
+        op: str,
+        *,
+        flat: bool,
+        row_weights: Tensors | None = None,
+        dot_with: Tensors | None = None,
+    ) -> Delivered:
+        """Contiguous [T, H] of every rank -> rows at the experts, in the same dtype: expert-major
+        [num_rows, H], padding +0, or flat [N, H], tail +0.
+
+        Args:
+            row_weights: expert-major only, fp32 [num_rows]: each row is round(weight * row), the product taken
+                in fp32.
+            dot_with: expert-major only, [num_rows, H] in the dtype of `rows`: `dots` are then fp32
+                [num_rows], the sum over h of dot_with[row, h] * row[h] before weights, 0 on padding, in the
+                order of docs/numerics.md. Padding of `dot_with` is never read into a result.
+        """
 
     @abstractmethod
     def collect(
         self,
         routes: Sequence[Route],
-        partials: Tensors,
+        rows: Tensors,
+        op: str,
+        *,
+        flat: bool,
+        part_weights: Tensors | None,
         group_dtype: torch.dtype,
         out_dtype: torch.dtype,
-        op: str,
     ) -> list[torch.Tensor]:
-        """Partial rows [P, H] -> [T, H]: per token the sum over ranks ascending (nested by domain),
-        rounded."""
+        """Contiguous rows at the experts, in the layouts of `deliver`, -> [T, H] at home in `out_dtype`.
+
+        Each rank makes a partial row per received token: of expert-major rows the sum in (expert, slot)
+        order, times `part_weights`, fp32 [P, K] beside the partial rows, if given; a flat row is one already.
+        Partial rows are rounded to `group_dtype`, then added by rank ascending (with `domain_size` first
+        inside each domain, rounded to `group_dtype`, then over domains) and rounded. Tokens without a row get
+        +0.
+        """
 
     @abstractmethod
     def deliver_slots(self, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
@@ -93,20 +132,6 @@ class Backend(ABC):
     def memory_plan(self) -> MemoryPlan:
         """Bytes beside the caller's tensors, before anything is allocated."""
 
-    def add_home(
-        self, home: torch.Tensor, route: Route, group_dtype: torch.dtype, out_dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Adds each token's home-coming rows: flat, or with `domain_size` first inside each domain, rounded,
-        then over."""
-        size = self.config.domain_size
-        if size is None:
-            return reduce_rows(home, route.home_row, None, out_dtype, False)
-        domain = route.home_rank.div(size, rounding_mode="floor")
-        return reduce_rows(home, route.home_row, None, out_dtype, False, domain, group_dtype)
-
-
-def only_here(values_PK: torch.Tensor, part_rows_PK: torch.Tensor) -> torch.Tensor:
-    """Per-slot values, +0 where the slot lives on another rank."""
-    return torch.where(
-        part_rows_PK >= 0, values_PK, torch.zeros((), dtype=values_PK.dtype, device=values_PK.device)
-    )
+    def close(self) -> None:  # noqa: B027  (most back ends have nothing to let go of)
+        """Lets go of what peers can see of this rank. Not collective; called once, when the dispatcher is
+        destroyed."""

@@ -201,8 +201,10 @@ class Dispatcher:
     def destroy(self) -> None:
         """Lets go of everything. Safe to call twice; later calls raise, and handles become useless. Not
         collective."""
-        self._calls = None
+        calls, self._calls = self._calls, None
         self._dropped = None
+        if calls is not None:
+            calls.backend.close()
 
     def __enter__(self) -> Dispatcher:
         return self
