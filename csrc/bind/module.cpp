@@ -8,4 +8,5 @@ PYBIND11_MODULE(_C, m) {
   flexep::bind_build_info(m);
   flexep::bind_plan(m);
   flexep::bind_ops(m);
+  flexep::bind_window(m);
 }

@@ -15,19 +15,6 @@ namespace {
 constexpr std::int64_t kStreamBytes = 16 << 20;
 constexpr std::int64_t kStreamRowBytes = 512;
 
-bool streams(const void* out, std::int64_t rows, std::int64_t row_bytes) {
-  return rows * row_bytes >= kStreamBytes && row_bytes >= kStreamRowBytes && row_bytes % 16 == 0 &&
-         reinterpret_cast<std::uintptr_t>(out) % 16 == 0;
-}
-
-const RowTable& table() {
-#if defined(__x86_64__)
-  if (current_isa() == Isa::avx512) return rows_avx512();
-  if (current_isa() == Isa::avx2) return rows_avx2();
-#endif
-  return rows_portable();
-}
-
 const char* row_of(const RowsIn& src, std::int64_t row) {
   return static_cast<const char*>(src.data) + row * src.stride;
 }
@@ -83,6 +70,19 @@ struct TermList {
 
 }  // namespace
 
+bool streams(const void* out, std::int64_t rows, std::int64_t row_bytes) {
+  return rows * row_bytes >= kStreamBytes && row_bytes >= kStreamRowBytes && row_bytes % 16 == 0 &&
+         reinterpret_cast<std::uintptr_t>(out) % 16 == 0;
+}
+
+const RowTable& row_table() {
+#if defined(__x86_64__)
+  if (current_isa() == Isa::avx512) return rows_avx512();
+  if (current_isa() == Isa::avx2) return rows_avx2();
+#endif
+  return rows_portable();
+}
+
 std::int64_t first_outside(const std::int32_t* values, std::int64_t count, std::int32_t low,
                            std::int32_t high) {
   return find_outside(values, count, low, high);
@@ -98,7 +98,7 @@ void gather_rows(void* out, const RowsIn& src, const std::int32_t* idx, const fl
                  std::int64_t rows, std::int64_t hidden, int threads) {
   const std::int64_t row_bytes = hidden * size_of(src.dtype);
   const bool stream = streams(out, rows, row_bytes);
-  const RowTable& t = table();
+  const RowTable& t = row_table();
   parallel_for(rows, 2 * rows * row_bytes, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t n = begin; n < end; ++n) {
       char* const to = static_cast<char*>(out) + n * row_bytes;
@@ -119,7 +119,7 @@ void expand_rows(void* out, const RowsIn& src, const std::int32_t* row_map, cons
                  std::int64_t hidden, int threads) {
   const std::int64_t row_bytes = hidden * size_of(src.dtype);
   const bool stream = streams(out, rows, row_bytes);
-  const RowTable& t = table();
+  const RowTable& t = row_table();
   const auto to = [&](std::int64_t row) { return static_cast<char*>(out) + row * row_bytes; };
   parallel_for(tokens, (rows + tokens) * row_bytes, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t n = begin; n < end; ++n) {
@@ -148,7 +148,7 @@ void reduce_rows(void* out, DType out_dtype, const ReduceArgs& args, int threads
   const std::int64_t out_bytes = args.hidden * size_of(out_dtype);
   const std::int64_t src_bytes = args.hidden * size_of(args.src.dtype);
   const bool stream = streams(out, args.tokens, out_bytes);
-  const RowTable& t = table();
+  const RowTable& t = row_table();
   const auto reduce = t.reduce[static_cast<int>(args.src.dtype)][static_cast<int>(out_dtype)];
   const std::int64_t traffic = args.tokens * (args.top_k * src_bytes + out_bytes);
   parallel_for(args.tokens, traffic, threads, [&](std::int64_t begin, std::int64_t end) {
@@ -172,7 +172,7 @@ void reduce_rows(void* out, DType out_dtype, const ReduceArgs& args, int threads
 
 void dot_rows(float* out, const RowsIn& a, const RowsIn& b, const std::int32_t* idx, std::int64_t rows,
               std::int64_t hidden, int threads) {
-  const auto dot = table().dot[static_cast<int>(a.dtype)];
+  const auto dot = row_table().dot[static_cast<int>(a.dtype)];
   parallel_for(rows, 2 * rows * hidden * size_of(a.dtype), threads,
                [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t m = begin; m < end; ++m)

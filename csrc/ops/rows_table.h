@@ -28,6 +28,11 @@ struct RowTable {
   void (*reduce[3][3])(void* out, const Terms& terms, DType group_dtype, std::int64_t hidden, bool stream);
 };
 
+/// The table of the instruction set in use.
+const RowTable& row_table();
+/// Whether an output of so many rows leaves the caches before anybody reads it, so that it is written past them.
+bool streams(const void* out, std::int64_t rows, std::int64_t row_bytes);
+
 const RowTable& rows_portable();
 #if defined(__x86_64__)
 const RowTable& rows_avx2();

@@ -1,0 +1,151 @@
+#include <pybind11/stl.h>
+
+#include "bind/bind.h"
+#include "kernels/host_exec.h"
+
+namespace flexep {
+namespace {
+
+namespace py = pybind11;
+using Address = uintptr_t;
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+WindowShape make_shape(int ranks, int domain_size, int slots, int pull_tokens, int push_tokens,
+                       int pull_row_bytes, int push_row_bytes, int mail_bytes, int board_ints,
+                       int registered_rows) {
+  return {{ranks, domain_size}, slots,      pull_tokens, push_tokens,    pull_row_bytes,
+          push_row_bytes,       mail_bytes, board_ints,  registered_rows};
+}
+
+Arrivals make_arrivals(Address token, Address base, Address rows, int top_k) {
+  return {at<int32_t>(token), at<int32_t>(base), at<int32_t>(rows), top_k};
+}
+
+Relayed make_relayed(Address token, Address base, Address members) {
+  return {at<int32_t>(token), at<int32_t>(base), at<int32_t>(members)};
+}
+
+DeliverArgs make_deliver(Address tokens_of, Address x, bool registered, const Arrivals& arrivals,
+                         const Relayed& relayed, Address out, int64_t num_rows, bool flat, Address row_src,
+                         Address weights, Address dot_with, Address dots, int dtype, int64_t hidden) {
+  return {at<int32_t>(tokens_of),
+          at<void>(x),
+          registered,
+          arrivals,
+          relayed,
+          at<void>(out),
+          num_rows,
+          flat,
+          at<int32_t>(row_src),
+          at<float>(weights),
+          at<void>(dot_with),
+          at<float>(dots),
+          DType{dtype},
+          hidden};
+}
+
+CollectArgs make_collect(Address tokens_of, Address y, bool flat, Address part_weights,
+                         const Arrivals& arrivals, const Relayed& relayed, Address home_rank, int nest,
+                         Address z, int dtype, int wire, int out_dtype, int64_t hidden) {
+  return {at<int32_t>(tokens_of),
+          at<void>(y),
+          flat,
+          at<float>(part_weights),
+          arrivals,
+          relayed,
+          at<int32_t>(home_rank),
+          nest,
+          at<void>(z),
+          DType{dtype},
+          DType{wire},
+          DType{out_dtype},
+          hidden};
+}
+
+RecordArgs make_records(Address send, Address send_splits, Address recv, Address recv_splits,
+                        int64_t record_bytes) {
+  return {at<void>(send), at<int32_t>(send_splits), at<void>(recv), at<int32_t>(recv_splits), record_bytes};
+}
+
+PublishArgs make_publish(Address ints, int count, Address all) {
+  return {at<int32_t>(ints), count, at<int32_t>(all)};
+}
+
+void bind_args(py::module_& m) {
+  py::class_<WindowShape>(m, "WindowShape")
+      .def(py::init(&make_shape), py::kw_only(), py::arg("ranks"), py::arg("domain_size"), py::arg("slots"),
+           py::arg("pull_tokens"), py::arg("push_tokens"), py::arg("pull_row_bytes"),
+           py::arg("push_row_bytes"), py::arg("mail_bytes"), py::arg("board_ints"),
+           py::arg("registered_rows"))
+      .def_property_readonly("bytes", [](const WindowShape& s) { return WindowLayout(s).bytes; })
+      .def_property_readonly("registered_at",
+                             [](const WindowShape& s) { return WindowLayout(s).registered.at; });
+  py::class_<Arrivals>(m, "Arrivals")
+      .def(py::init(&make_arrivals), py::kw_only(), py::arg("token"), py::arg("base"), py::arg("rows"),
+           py::arg("top_k"));
+  py::class_<Relayed>(m, "Relayed")
+      .def(py::init(&make_relayed), py::kw_only(), py::arg("token"), py::arg("base"), py::arg("members"));
+  py::class_<DeliverArgs>(m, "DeliverArgs")
+      .def(py::init(&make_deliver), py::kw_only(), py::arg("tokens_of"), py::arg("x"), py::arg("registered"),
+           py::arg("arrivals"), py::arg("relayed"), py::arg("out"), py::arg("num_rows"), py::arg("flat"),
+           py::arg("row_src"), py::arg("weights"), py::arg("dot_with"), py::arg("dots"), py::arg("dtype"),
+           py::arg("hidden"));
+  py::class_<CollectArgs>(m, "CollectArgs")
+      .def(py::init(&make_collect), py::kw_only(), py::arg("tokens_of"), py::arg("y"), py::arg("flat"),
+           py::arg("part_weights"), py::arg("arrivals"), py::arg("relayed"), py::arg("home_rank"),
+           py::arg("nest"), py::arg("z"), py::arg("dtype"), py::arg("wire"), py::arg("out_dtype"),
+           py::arg("hidden"));
+  py::class_<RecordArgs>(m, "RecordArgs")
+      .def(py::init(&make_records), py::kw_only(), py::arg("send"), py::arg("send_splits"), py::arg("recv"),
+           py::arg("recv_splits"), py::arg("record_bytes"));
+  py::class_<PublishArgs>(m, "PublishArgs")
+      .def(py::init(&make_publish), py::kw_only(), py::arg("ints"), py::arg("count"), py::arg("all"));
+}
+
+void bind_reports(py::module_& m) {
+  py::class_<FaultRecord>(m, "FaultRecord")
+      .def_readonly("epoch", &FaultRecord::epoch)
+      .def_readonly("op", &FaultRecord::op)
+      .def_readonly("waiter", &FaultRecord::waiter)
+      .def_readonly("awaited", &FaultRecord::awaited)
+      .def_readonly("word", &FaultRecord::word)
+      .def_readonly("want", &FaultRecord::want)
+      .def_readonly("got", &FaultRecord::got);
+  py::class_<Moved>(m, "Moved")
+      .def_readonly("rows", &Moved::rows)
+      .def_readonly("bytes", &Moved::bytes)
+      .def_readonly("rail_rows", &Moved::rail_rows)
+      .def_readonly("rail_bytes", &Moved::rail_bytes);
+  py::class_<Report>(m, "Report")
+      .def_property_readonly("status", [](const Report& r) { return static_cast<int>(r.status); })
+      .def_readonly("fault", &Report::fault)
+      .def_readonly("moved", &Report::moved);
+}
+
+}  // namespace
+
+void bind_window(py::module_& m) {
+  py::register_exception<WindowBusy>(m, "WindowBusy", PyExc_RuntimeError);
+  py::register_exception<WindowBroken>(m, "WindowBroken", PyExc_RuntimeError);
+  bind_args(m);
+  bind_reports(m);
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  py::class_<HostWindows>(m, "HostWindows")
+      .def(py::init<const WindowShape&, const std::vector<Address>&, const std::vector<int>&>(),
+           py::arg("shape"), py::arg("windows"), py::arg("hosted"))
+      .def("publish", &HostWindows::publish, unlocked, py::arg("args"), py::arg("op"), py::arg("seconds"))
+      .def("exchange_records", &HostWindows::exchange_records, unlocked, py::arg("args"), py::arg("op"),
+           py::arg("seconds"))
+      .def("deliver", &HostWindows::deliver, unlocked, py::arg("args"), py::arg("op"), py::arg("seconds"),
+           py::arg("lanes"))
+      .def("collect", &HostWindows::collect, unlocked, py::arg("args"), py::arg("op"), py::arg("seconds"),
+           py::arg("lanes"))
+      .def("leave", &HostWindows::leave)
+      .def_property_readonly("epoch", &HostWindows::epoch);
+}
+
+}  // namespace flexep
