@@ -138,6 +138,21 @@ def watch(ep: flexep.Dispatcher) -> list[int]:
     return seen
 
 
+@pytest.mark.parametrize("layout", ["expert_major", "flat"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_need_not_be_contiguous(backend: str, layout: str) -> None:
+    """The gradient that `expand` leaves is one number under many strides of 0."""
+    ep = flexep.Dispatcher(flexep.Group.local(2), backend=backend, layout=layout, **SHAPE)
+    x, topk_idx, _ = tokens(2)
+    leaves = [one.requires_grad_() for one in x]
+    rows = [one.x for one in ep.dispatch(leaves, topk_idx)]
+    ones = [torch.ones_like(row) for row in rows]
+    expanded = [torch.ones((), dtype=row.dtype).expand_as(row) for row in rows]
+    want = torch.autograd.grad(rows, leaves, ones, retain_graph=True)
+    found = torch.autograd.grad(rows, leaves, expanded)
+    assert all(torch.equal(a, b) and a.any() for a, b in zip(found, want, strict=True))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_destroy_closes_the_back_end_once(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[object] = []

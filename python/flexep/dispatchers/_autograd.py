@@ -70,7 +70,7 @@ class DispatchRows(torch.autograd.Function):
             dx = [
                 *call.backend.collect(
                     call.routes,
-                    grads[:n],
+                    [g.contiguous() for g in grads[:n]],
                     "dispatch_backward.rows",
                     flat=call.flat,
                     part_weights=None,
