@@ -18,6 +18,9 @@ def stub_text() -> str:
         text = (Path(folder) / "flexep" / "_C.pyi").read_text()
     # pybind11 spells an int argument so; the one caller, flexep._native, passes ints.
     text = text.replace("typing.SupportsInt | typing.SupportsIndex", "int")
+    text = text.replace("typing.SupportsFloat | typing.SupportsIndex", "float")
+    # A class that only results are made of.
+    text = text.replace("def __init__(self, *args, **kwargs) -> None: ...", "def __init__(self) -> None: ...")
     if "typing." not in text:
         text = text.replace("import typing\n", "")
     formatter = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "_C.pyi", "-"]

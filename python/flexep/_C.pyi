@@ -1,13 +1,149 @@
 # Written by `make stubs` from the compiled module; do not edit.
+import collections.abc
+
 cuda_archs: str
 
+class Arrivals:
+    def __init__(self, token: int, base: int, rows: int, top_k: int) -> None: ...
+
+class CollectArgs:
+    def __init__(
+        self,
+        tokens_of: int,
+        y: int,
+        flat: bool,
+        part_weights: int,
+        arrivals: Arrivals,
+        relayed: Relayed,
+        home_rank: int,
+        nest: int,
+        z: int,
+        dtype: int,
+        wire: int,
+        out_dtype: int,
+        hidden: int,
+    ) -> None: ...
+
+class DeliverArgs:
+    def __init__(
+        self,
+        tokens_of: int,
+        x: int,
+        registered: bool,
+        arrivals: Arrivals,
+        relayed: Relayed,
+        out: int,
+        num_rows: int,
+        flat: bool,
+        row_src: int,
+        weights: int,
+        dot_with: int,
+        dots: int,
+        dtype: int,
+        hidden: int,
+    ) -> None: ...
+
 class Error(ValueError): ...
+
+class FaultRecord:
+    def __init__(self) -> None: ...
+    @property
+    def awaited(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def got(self) -> int: ...
+    @property
+    def op(self) -> int: ...
+    @property
+    def waiter(self) -> int: ...
+    @property
+    def want(self) -> int: ...
+    @property
+    def word(self) -> int: ...
+
+class HostWindows:
+    def __init__(
+        self,
+        shape: WindowShape,
+        windows: collections.abc.Sequence[int],
+        hosted: collections.abc.Sequence[int],
+    ) -> None: ...
+    def collect(
+        self, args: collections.abc.Sequence[CollectArgs], op: int, seconds: float, lanes: int
+    ) -> list[Report]: ...
+    def deliver(
+        self, args: collections.abc.Sequence[DeliverArgs], op: int, seconds: float, lanes: int
+    ) -> list[Report]: ...
+    def exchange_records(
+        self, args: collections.abc.Sequence[RecordArgs], op: int, seconds: float
+    ) -> list[Report]: ...
+    def leave(self) -> None: ...
+    def publish(
+        self, args: collections.abc.Sequence[PublishArgs], op: int, seconds: float
+    ) -> list[Report]: ...
+    @property
+    def epoch(self) -> int: ...
+
+class Moved:
+    def __init__(self) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def rail_bytes(self) -> int: ...
+    @property
+    def rail_rows(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+
 class NotBuilt(RuntimeError): ...
+
+class PublishArgs:
+    def __init__(self, ints: int, count: int, all: int) -> None: ...
+
+class RecordArgs:
+    def __init__(
+        self, send: int, send_splits: int, recv: int, recv_splits: int, record_bytes: int
+    ) -> None: ...
+
+class Relayed:
+    def __init__(self, token: int, base: int, members: int) -> None: ...
+
+class Report:
+    def __init__(self) -> None: ...
+    @property
+    def fault(self) -> FaultRecord: ...
+    @property
+    def moved(self) -> Moved: ...
+    @property
+    def status(self) -> int: ...
 
 class TableView:
     def __init__(
         self, experts: int, ranks: int, place_of_expert: int, rank_of_place: int, rank_begin: int
     ) -> None: ...
+
+class WindowBroken(RuntimeError): ...
+class WindowBusy(RuntimeError): ...
+
+class WindowShape:
+    def __init__(
+        self,
+        ranks: int,
+        domain_size: int,
+        slots: int,
+        pull_tokens: int,
+        push_tokens: int,
+        pull_row_bytes: int,
+        push_row_bytes: int,
+        mail_bytes: int,
+        board_ints: int,
+        registered_rows: int,
+    ) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def registered_at(self) -> int: ...
 
 def assign_rows(
     table: TableView,

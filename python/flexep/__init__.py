@@ -18,6 +18,8 @@ from flexep.errors import (
     PeerRefused,
     Timeout,
     Unavailable,
+    WindowBroken,
+    WindowBusy,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ __all__ = [
     "PeerRefused",
     "Timeout",
     "Unavailable",
+    "WindowBroken",
+    "WindowBusy",
 ]
 
 _LAZY = {

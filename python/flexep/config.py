@@ -50,6 +50,7 @@ class DispatcherConfig:
     timeout: float
     placement: tuple[int, ...] | None
     reduction: str
+    window_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -89,6 +90,9 @@ class DispatcherConfig:
         self._require("num_sms", self.num_sms is None or _is_int(self.num_sms, 1), "None or at least 1")
         number = isinstance(self.timeout, (int, float)) and not isinstance(self.timeout, bool)
         self._require("timeout", number and 0 < self.timeout <= MAX_SECONDS, "a positive number of seconds")
+        self._require(
+            "window_bytes", self.window_bytes is None or _is_int(self.window_bytes, 1), "None or at least 1"
+        )
         whole = self.placement is None or all(_is_int(rank, 0) for rank in self.placement)
         self._require("placement", whole, "None or the rank of each expert")
         self._check_capacity()

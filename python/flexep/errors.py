@@ -69,23 +69,51 @@ class PeerRefused(FlexEPError):
 class Timeout(FlexEPError, TimeoutError):
     """A wait passed its deadline. The group it happened on must not be used again.
 
-    Attributes: `op`, `waiting_rank`, `awaited_ranks` (empty when the transport cannot tell), `seconds`.
+    Attributes: `op`, `waiting_rank`, `awaited_ranks` (empty when the transport cannot tell), `seconds`. One-sided
+    transports raise it on every living rank, also on those that did not wait themselves, and add `epoch` (number of
+    the operation on its window), `word` (the signal word, a name of docs/protocol.md), `want` and `got` ((epoch,
+    chunks) that it should have said and did); None elsewhere.
     """
 
-    def __init__(self, op: str, waiting_rank: int, awaited_ranks: tuple[int, ...], seconds: float) -> None:
+    def __init__(
+        self,
+        op: str,
+        waiting_rank: int,
+        awaited_ranks: tuple[int, ...],
+        seconds: float,
+        epoch: int | None = None,
+        word: str | None = None,
+        want: tuple[int, int] | None = None,
+        got: tuple[int, int] | None = None,
+    ) -> None:
         who = _ranks(awaited_ranks) if awaited_ranks else "a peer"
-        super().__init__(f"{op}: rank {waiting_rank} waited {seconds:g} s for {who}")
+        where = "" if word is None else f" (epoch {epoch}, word {word}: want {want}, got {got})"
+        super().__init__(f"{op}: rank {waiting_rank} waited {seconds:g} s for {who}{where}")
         self.op = op
         self.waiting_rank = waiting_rank
         self.awaited_ranks = awaited_ranks
         self.seconds = seconds
+        self.epoch = epoch
+        self.word = word
+        self.want = want
+        self.got = got
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (self.op, self.waiting_rank, self.awaited_ranks, self.seconds))
+        fields = (self.op, self.waiting_rank, self.awaited_ranks, self.seconds)
+        return (type(self), (*fields, self.epoch, self.word, self.want, self.got))
 
 
 class PeerLost(FlexEPError):
     """The connection to a peer broke while an operation ran. The group must not be used again."""
+
+
+class WindowBusy(FlexEPError, RuntimeError):
+    """Two operations on one window at once. One dispatcher serves one operation at a time; nothing moved."""
+
+
+class WindowBroken(FlexEPError, RuntimeError):
+    """A window on which an operation failed, or that was left, cannot be used again: make a new dispatcher on a new
+    group."""
 
 
 class CapacityExceeded(FlexEPError):

@@ -12,6 +12,55 @@ HANDLE_VERSION = 1
 
 
 @dataclass(frozen=True)
+class Hops:
+    """The two hops of a rank's metadata: over the rail to the relays, then from each relay to its domain. int32.
+
+    Attributes:
+        rail_token [X]: token of each record sent over the rail, by destination domain.
+        slot_domain [T, K]: domain of each slot, -1 empty or dropped.
+        relay_member [Q, K]: index in this domain of each slot of a relayed record, -1 elsewhere.
+        member_record [Y]: relayed record behind each record sent inside the domain, by member.
+        order [N]: place, among the arrived records, of each one in (source rank, token) order; int64.
+        rail_out, rail_in, member_out, member_in: records to and from each rank, R each.
+        domain_size: ranks of a domain.
+    """
+
+    rail_token: torch.Tensor
+    slot_domain: torch.Tensor
+    relay_member: torch.Tensor
+    member_record: torch.Tensor
+    order: torch.Tensor
+    rail_out: tuple[int, ...]
+    rail_in: tuple[int, ...]
+    member_out: tuple[int, ...]
+    member_in: tuple[int, ...]
+    domain_size: int
+
+
+@dataclass(frozen=True)
+class OneSided:
+    """What one-sided movement needs beside a Route. int32 tensors.
+
+    Attributes:
+        tokens_of [R]: T of every rank.
+        recv_token [P]: token, at its source, of each partial row; -1 tail.
+        recv_base [R + 1]: first partial row from each source rank; recv_base[R] rows in all.
+        relay_token [Q], relay_base [D + 1], relay_members [Q, K]: what this rank hands on between the rail and its
+            domain, by source domain: tokens, and the indices in the domain that hold a slot, ascending, then -1. None
+            with one domain.
+        hops: how per-slot numbers travel over the rail and inside the domain; None with one domain.
+    """
+
+    tokens_of: torch.Tensor
+    recv_token: torch.Tensor
+    recv_base: torch.Tensor
+    relay_token: torch.Tensor | None = None
+    relay_base: torch.Tensor | None = None
+    relay_members: torch.Tensor | None = None
+    hops: Hops | None = None
+
+
+@dataclass(frozen=True)
 class Route:
     """One rank's side of a plan: every index that dispatch, combine and both backwards need. int32 tensors.
 
@@ -24,18 +73,20 @@ class Route:
             rows.
         part_rows [P, K]: expert-major row of each slot of a partial row, -1 where the slot lives elsewhere.
         row_src [rows]: partial row * K + slot that fills each expert-major row, -1 padding.
-        row_buffer [rows]: row of the delivered buffer that fills each expert-major row, -1 padding.
+        row_buffer [rows] or None: row of the delivered buffer that fills each expert-major row, -1 padding (back
+            ends that deliver a buffer).
         flat_buffer [N] or None: row of the delivered buffer behind each flat row, -1 tail (None: the buffer
             itself).
         flat_part [N] or None: partial row of each flat row, -1 tail (None: the same).
         part_flat [P] or None: flat row of each partial row, -1 gap (None: the same).
-        home_row, home_rank [T, K]: rows of the home-coming buffer that belong to each token, ranks ascending,
-            then -1.
+        home_row, home_rank [T, K]: rows of the home-coming buffer that belong to each token, and their ranks,
+            ascending, then -1.
         home_slot [T, K]: row of the home-coming buffer that carries each slot, -1 empty or dropped.
         send_token [S] or None: token at each send position, -1 unused (back ends that send rows).
         send_splits, recv_splits: rows to and from each rank (back ends that exchange rows).
         gather_rows: rows each rank contributes to the gather of tokens and of partial rows (gathering back
             ends).
+        one_sided: what one-sided back ends need.
     """
 
     num_tokens: int
@@ -43,7 +94,7 @@ class Route:
     num_flat: int
     part_rows: torch.Tensor
     row_src: torch.Tensor
-    row_buffer: torch.Tensor
+    row_buffer: torch.Tensor | None
     flat_buffer: torch.Tensor | None
     flat_part: torch.Tensor | None
     part_flat: torch.Tensor | None
@@ -54,6 +105,7 @@ class Route:
     send_splits: tuple[int, ...] = ()
     recv_splits: tuple[int, ...] = ()
     gather_rows: tuple[int, int] = (0, 0)
+    one_sided: OneSided | None = None
 
 
 @dataclass(frozen=True)

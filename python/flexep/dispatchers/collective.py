@@ -12,13 +12,15 @@ from flexep.config import DispatcherConfig
 from flexep.dispatchers.backend import Backend, Delivered, Tensors
 from flexep.group import Group
 from flexep.ops.rows import dot_rows, gather_rows, reduce_rows
-from flexep.transport.collectives import make_collectives
+from flexep.transport.collectives import ReducingCollectives, make_collectives
 from flexep.types import Route
 
 
 class CollectiveBackend(Backend):
     """Composes `deliver` and `collect` from the row functors and the two steps that a subclass adds: `_bring`
     and `_send_home`."""
+
+    collectives: ReducingCollectives
 
     def __init__(self, group: Group, config: DispatcherConfig, table: PlanTable) -> None:
         super().__init__(group, config, table)

@@ -18,12 +18,16 @@ from flexep.dispatchers._results import make_handle, make_result
 from flexep.dispatchers.allgather import AllGather
 from flexep.dispatchers.alltoall import AllToAll
 from flexep.dispatchers.backend import Backend
+from flexep.dispatchers.deepep import DeepEP
+from flexep.dispatchers.hybridep import HybridEP
 from flexep.errors import ArgumentError, CapacityExceeded, FlexEPError, HandleMismatch
 from flexep.group import DEFAULT_TIMEOUT, Group
 from flexep.transport.collectives import Traffic
 from flexep.types import Handle, MemoryPlan
 
-BACKENDS: dict[str, type[Backend]] = {backend.name: backend for backend in (AllGather, AllToAll)}
+BACKENDS: dict[str, type[Backend]] = {
+    backend.name: backend for backend in (AllGather, AllToAll, DeepEP, HybridEP)
+}
 AUTO = "alltoall"  # what "auto" picks; a choice of back end never changes bits
 
 _serial = itertools.count()
@@ -39,7 +43,7 @@ class Dispatcher:
     Args:
         group: the ranks. num_experts: E over all ranks. hidden: H; a row must be a multiple of 16 bytes.
         top_k: K, 1 to 32 slots a token. max_tokens: the most tokens a rank may pass to one dispatch.
-        backend: "allgather", "alltoall" or "auto".
+        backend: "allgather", "alltoall", "deepep", "hybridep" or "auto".
         dtype: bfloat16, float16 or float32, of x, y and z.
         wire: how a row travels to its experts; None or the name of the dtype.
         combine_wire: how a partial sum travels home: "bf16", "fp16", "fp32"; None: as the dtype.
@@ -53,6 +57,8 @@ class Dispatcher:
         num_sms: GPU multiprocessors for back ends with kernels of their own; collectives ignore it.
         timeout: seconds any wait on the CPU may take.
         placement: rank of each expert, length E; None: contiguous, the first E mod R ranks hold one more.
+        window_bytes: budget for the rings of one-sided back ends, in bytes a rank; None: 32 MiB. A smaller window
+            moves rows in smaller chunks, and never changes bits.
         reduction: "ordered" (bitwise promise) or, for allgather, "fast" (reduce-scatter, no such promise).
 
     Raises:
@@ -81,6 +87,7 @@ class Dispatcher:
         timeout: float = DEFAULT_TIMEOUT,
         placement: Sequence[int] | None = None,
         reduction: str = "ordered",
+        window_bytes: int | None = None,
     ) -> None:
         config = table = error = None
         try:
@@ -105,6 +112,7 @@ class Dispatcher:
                 timeout=timeout,
                 placement=_as_tuple("placement", placement),
                 reduction=reduction,
+                window_bytes=window_bytes,
             )
             table = PlanTable(num_experts, group.size, config.placement)
         except FlexEPError as refused:

@@ -26,12 +26,18 @@ GATHER_TAG = 0x6570  # of messages between two ranks, apart from those that the 
 @dataclass
 class Traffic:
     """What one kind of message cost the ranks of this process: calls, rows and bytes sent to other ranks, and
-    `logical_bytes`, which also count what a rank sent itself."""
+    `logical_bytes`, which also count what a rank sent itself. `rail_rows` and `rail_bytes` are the part of the
+    remote ones that crossed between domains.
+
+    Collectives count at the sender; one-sided transports count at the rank that moves a row, which for rows that
+    are pulled is the receiver."""
 
     calls: int = 0
     remote_rows: int = 0
     remote_bytes: int = 0
     logical_bytes: int = 0
+    rail_rows: int = 0
+    rail_bytes: int = 0
 
 
 class Collectives(ABC):
@@ -57,11 +63,6 @@ class Collectives(ABC):
         """Rows [sum(send_splits), ...] in destination order -> rows [sum(recv_splits), ...] in source
         order."""
 
-    @abstractmethod
-    def reduce_scatter(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
-        """[R * n, ...] of every rank -> the sum of everybody's own slice [n, ...], in an order nobody
-        promises."""
-
     def _count(self, op: str, rows: int, own_rows: int, tensor: torch.Tensor) -> None:
         """Counts a message that sent `rows` rows of `tensor` to other ranks and `own_rows` to its own."""
         row_bytes = (tensor.numel() // max(tensor.shape[0], 1)) * tensor.element_size()
@@ -72,7 +73,16 @@ class Collectives(ABC):
         counter.logical_bytes += (rows + own_rows) * row_bytes
 
 
-class ProcessCollectives(Collectives):
+class ReducingCollectives(Collectives):
+    """Collectives that can also add."""
+
+    @abstractmethod
+    def reduce_scatter(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
+        """[R * n, ...] of every rank -> the sum of everybody's own slice [n, ...], in an order nobody
+        promises."""
+
+
+class ProcessCollectives(ReducingCollectives):
     """One rank, over its group's torch process group."""
 
     def __init__(self, group: Group, timeout: float) -> None:
@@ -138,7 +148,7 @@ class ProcessCollectives(Collectives):
         wait(work, op, self.group.rank, self.timeout, self.group.device)
 
 
-class LocalCollectives(Collectives):
+class LocalCollectives(ReducingCollectives):
     """All ranks of a local group: plain copies, counted as if they had crossed."""
 
     def all_gather(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
@@ -167,7 +177,7 @@ class LocalCollectives(Collectives):
         return list(total.chunk(len(tensors))) if total.numel() else [total] * len(tensors)
 
 
-def make_collectives(group: Group, timeout: float) -> Collectives:
+def make_collectives(group: Group, timeout: float) -> ReducingCollectives:
     """The collectives of a group; every wait ends within `timeout` seconds on the CPU."""
     return LocalCollectives(group, timeout) if group.is_local else ProcessCollectives(group, timeout)
 

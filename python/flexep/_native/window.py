@@ -1,0 +1,232 @@
+"""One-sided operations on the CPU: csrc/kernels/host_exec.h. Tensors in, addresses out.
+
+Everything here is collective over the ranks of the windows and takes one item per hosted rank. Calls return when the
+rank's own part is done. The GIL is released while they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+
+from flexep._native._load import _C
+from flexep.errors import WindowBroken, WindowBusy
+
+Report = _C.Report  # what one operation did on one rank
+_CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # csrc/base/dtype.h
+MAX_CHUNKS = 2**20 - 1  # of one operation (csrc/proto/signal.h)
+ARRIVED, EXPIRED, STOPPED, LEFT, MISMATCHED = range(5)  # Status of csrc/proto/signal.h
+WORDS = (
+    "published", "mailed", "mail_credit", "delivered", "credit", "offered", "consumed",
+    "relay_delivered", "relay_credit", "relay_offered", "relay_consumed", "stopped",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowShape:
+    """What fixes the layout of a window, the same on every rank; see csrc/proto/window.h.
+
+    Attributes: `domain_size`: ranks that reach each other directly (all of them: one hop). `slots`: chunks a ring
+    holds. `pull_tokens`, `push_tokens`: tokens of a chunk. `*_row_bytes`: multiples of 16. `mail_bytes`: bytes of a
+    chunk of records. `board_ints`: integers a rank may publish at once. `registered_rows`: rows of x for zero copy.
+    """
+
+    ranks: int
+    domain_size: int
+    slots: int
+    pull_tokens: int
+    push_tokens: int
+    pull_row_bytes: int
+    push_row_bytes: int
+    mail_bytes: int
+    board_ints: int
+    registered_rows: int
+
+    @property
+    def native(self) -> _C.WindowShape:
+        """The compiled module's own."""
+        return _C.WindowShape(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one rank's window."""
+        return self.native.bytes
+
+    @property
+    def registered_at(self) -> int:
+        """Where the registered rows begin in a window."""
+        return self.native.registered_at
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Received rows in (source rank, source token) order. int32, contiguous, on the CPU.
+
+    token [received or more], base [R + 1], rows [received or more, K]: see csrc/kernels/args.h.
+    """
+
+    token: torch.Tensor
+    base: torch.Tensor
+    rows: torch.Tensor
+
+    @property
+    def native(self) -> _C.Arrivals:
+        return _C.Arrivals(
+            token=self.token.data_ptr(), base=self.base.data_ptr(), rows=self.rows.data_ptr(),
+            top_k=self.rows.shape[1],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Relayed:
+    """What a relay hands on: token [relayed], base [D + 1], members [relayed, K]; int32."""
+
+    token: torch.Tensor
+    base: torch.Tensor
+    members: torch.Tensor
+
+
+def _relayed(relayed: Relayed | None) -> _C.Relayed:
+    if relayed is None:
+        return _C.Relayed(token=0, base=0, members=0)
+    return _C.Relayed(
+        token=relayed.token.data_ptr(), base=relayed.base.data_ptr(), members=relayed.members.data_ptr()
+    )
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """One rank's part of a delivery. `out` is written whole: [rows, H], x's dtype. With `dot_with`, `dots` too."""
+
+    tokens_of: torch.Tensor
+    x: torch.Tensor
+    registered: bool
+    arrivals: Arrivals
+    relayed: Relayed | None
+    out: torch.Tensor
+    flat: bool
+    row_src: torch.Tensor
+    weights: torch.Tensor | None
+    dot_with: torch.Tensor | None
+    dots: torch.Tensor | None
+
+    @property
+    def native(self) -> _C.DeliverArgs:
+        return _C.DeliverArgs(
+            tokens_of=self.tokens_of.data_ptr(), x=self.x.data_ptr(), registered=self.registered,
+            arrivals=self.arrivals.native, relayed=_relayed(self.relayed), out=self.out.data_ptr(),
+            num_rows=self.out.shape[0], flat=self.flat, row_src=self.row_src.data_ptr(),
+            weights=_address(self.weights), dot_with=_address(self.dot_with), dots=_address(self.dots),
+            dtype=_CODE[self.x.dtype], hidden=self.x.shape[1],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Collect:
+    """One rank's part of a collection: `y` rows home into `z` [T, H], which is written whole."""
+
+    tokens_of: torch.Tensor
+    y: torch.Tensor
+    flat: bool
+    part_weights: torch.Tensor | None
+    arrivals: Arrivals
+    relayed: Relayed | None
+    home_rank: torch.Tensor
+    nest: int
+    z: torch.Tensor
+    wire: torch.dtype
+
+    @property
+    def native(self) -> _C.CollectArgs:
+        return _C.CollectArgs(
+            tokens_of=self.tokens_of.data_ptr(), y=self.y.data_ptr(), flat=self.flat,
+            part_weights=_address(self.part_weights), arrivals=self.arrivals.native,
+            relayed=_relayed(self.relayed), home_rank=self.home_rank.data_ptr(), nest=self.nest,
+            z=self.z.data_ptr(), dtype=_CODE[self.y.dtype], wire=_CODE[self.wire],
+            out_dtype=_CODE[self.z.dtype], hidden=self.z.shape[1],
+        )  # fmt: skip
+
+
+class HostWindows:
+    """Operations on mapped windows, and the state of the ranks that this process plays.
+
+    The memory at `addresses` must be zeroed and must outlive this object. Calls raise WindowBusy while another one
+    runs, and WindowBroken after one that failed or after `leave`.
+    """
+
+    def __init__(self, shape: WindowShape, addresses: Sequence[int], hosted: Sequence[int]) -> None:
+        self._native = _C.HostWindows(shape.native, list(addresses), list(hosted))
+
+    def publish(
+        self, ints: Sequence[torch.Tensor], all_ints: Sequence[torch.Tensor], op: int, seconds: float
+    ) -> list[Report]:
+        """int32 [n] of each rank -> every rank's, into [R, n]."""
+        args = [
+            _C.PublishArgs(ints=one.data_ptr(), count=one.numel(), all=every.data_ptr())
+            for one, every in zip(ints, all_ints, strict=True)
+        ]
+        with _named():
+            return self._native.publish(args, op, seconds)
+
+    def exchange_records(
+        self,
+        sends: Sequence[torch.Tensor],
+        send_splits: Sequence[torch.Tensor],
+        recvs: Sequence[torch.Tensor],
+        recv_splits: Sequence[torch.Tensor],
+        op: int,
+        seconds: float,
+    ) -> list[Report]:
+        """Contiguous records [n, ...] in destination order into records in source order; splits are int32 [R]."""
+        args = [
+            _C.RecordArgs(
+                send=send.data_ptr(), send_splits=to.data_ptr(), recv=recv.data_ptr(),
+                recv_splits=come.data_ptr(), record_bytes=send[:1].numel() * send.element_size(),
+            )
+            if send.shape[0]
+            else _C.RecordArgs(
+                send=0, send_splits=to.data_ptr(), recv=recv.data_ptr(), recv_splits=come.data_ptr(),
+                record_bytes=recv[:1].numel() * recv.element_size(),
+            )
+            for send, to, recv, come in zip(sends, send_splits, recvs, recv_splits, strict=True)
+        ]  # fmt: skip
+        with _named():
+            return self._native.exchange_records(args, op, seconds)
+
+    def deliver(self, args: Sequence[Deliver], op: int, seconds: float, lanes: int) -> list[Report]:
+        """Tokens to the rows of their experts, on `lanes` threads a rank where rows are placed."""
+        with _named():
+            return self._native.deliver([one.native for one in args], op, seconds, lanes)
+
+    def collect(self, args: Sequence[Collect], op: int, seconds: float, lanes: int) -> list[Report]:
+        """Experts' rows home."""
+        with _named():
+            return self._native.collect([one.native for one in args], op, seconds, lanes)
+
+    def leave(self) -> None:
+        """Tells peers that nothing more comes from here. Idempotent."""
+        self._native.leave()
+
+    @property
+    def epoch(self) -> int:
+        """Operations begun."""
+        return self._native.epoch
+
+
+class _named:
+    """Turns the compiled module's refusals into the package's."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, where: object) -> None:
+        if isinstance(value, _C.WindowBusy):
+            raise WindowBusy(str(value)) from None
+        if isinstance(value, _C.WindowBroken):
+            raise WindowBroken(str(value)) from None
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

@@ -1,0 +1,235 @@
+"""Metadata over two hops: a record a token and domain over the rail, then a record a token and rank inside the domain.
+
+A rail record is {token, row of each slot, index in the domain of each slot or -1 [, weights]}, int32; a record inside
+the domain is what `pack_meta` makes, {token, row of each slot or -1 [, weights]}. Per-slot numbers take the same two
+hops. Shape letters: X records that a rank sends over its rail, Q that it relays, Y that it sends inside its domain,
+N received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flexep._native.plan import Assigned
+from flexep.indexing import take_rows
+from flexep.transport.collectives import Collectives
+from flexep.types import Hops, Route
+
+
+@dataclass(frozen=True)
+class Relay:
+    """What one rank relays: see OneSided."""
+
+    token: torch.Tensor
+    base: torch.Tensor
+    members: torch.Tensor
+    hops: Hops
+
+
+def exchange_meta(
+    collectives: Collectives,
+    hosted: Sequence[int],
+    size: int,
+    assigned: Sequence[Assigned],
+    weights: Sequence[torch.Tensor | None],
+    sent_RR: torch.Tensor,
+) -> list[tuple[torch.Tensor, Relay | None]]:
+    """Metadata [N, 1 + K (+ K)] of each hosted rank in (source rank, token) order, and what it relays."""
+    R, K = sent_RR.shape[0], assigned[0].slot_row.shape[1]
+    D = R // size
+    slot_domains = [_divide(a.slot_rank, size) for a in assigned]
+    rail_tokens = [[_rows_with(domain == d) for d in range(D)] for domain in slot_domains]
+    counts = [torch.tensor([[len(t) for t in tokens]], dtype=torch.int32) for tokens in rail_tokens]
+    sent_RD = collectives.all_gather(counts, "dispatch.counts")[0]
+    sends = [
+        _rail_records(a, w, tokens, domain, size)
+        for a, w, tokens, domain in zip(assigned, weights, rail_tokens, slot_domains, strict=True)
+    ]
+    rail_out = [_on_rail(rank, size, R, sent_RD[rank]) for rank in hosted]
+    rail_in = [_on_rail(rank, size, R, sent_RD[rank % size :: size, rank // size]) for rank in hosted]
+    relayed = collectives.all_to_all(sends, rail_out, rail_in, "dispatch.rail_meta")
+    member_rows = [
+        [_rows_with(records[:, 1 + K : 1 + 2 * K] == m) for m in range(size)] for records in relayed
+    ]
+    sends = [
+        torch.cat([_member_records(records, rows, m, K) for m, rows in enumerate(by_member)])
+        for records, by_member in zip(relayed, member_rows, strict=True)
+    ]
+    member_out = [
+        _in_domain(rank, size, R, torch.tensor([len(rows) for rows in by_member]))
+        for rank, by_member in zip(hosted, member_rows, strict=True)
+    ]
+    member_in = [_in_domain(rank, size, R, sent_RR[:, rank].view(D, size).sum(0)) for rank in hosted]
+    arrived = collectives.all_to_all(sends, member_out, member_in, "dispatch.meta")
+    out: list[tuple[torch.Tensor, Relay | None]] = []
+    for i, rank in enumerate(hosted):
+        order = _by_source(sent_RR[:, rank].view(D, size))
+        member_K = relayed[i][:, 1 + K : 1 + 2 * K].contiguous()
+        base = (
+            torch.tensor([0, *rail_in[i][rank % size :: size]], dtype=torch.int32).cumsum(0).to(torch.int32)
+        )
+        hops = Hops(
+            rail_token=torch.cat(rail_tokens[i]).to(torch.int32),
+            slot_domain=slot_domains[i],
+            relay_member=member_K,
+            member_record=torch.cat(member_rows[i]).to(torch.int32),
+            order=order,
+            rail_out=rail_out[i],
+            rail_in=rail_in[i],
+            member_out=member_out[i],
+            member_in=member_in[i],
+            domain_size=size,
+        )
+        relay = Relay(relayed[i][:, 0].contiguous(), base, _distinct(member_K, size), hops)
+        out.append((arrived[i][order], relay))
+    return out
+
+
+def deliver_slots(
+    collectives: Collectives, routes: Sequence[Route], values: Sequence[torch.Tensor], op: str
+) -> list[torch.Tensor]:
+    """fp32 [T, K] of each hosted rank -> [N, K] beside its received rows; other ranks' slots carry anything."""
+    hops = [_hops(route) for route in routes]
+    sends = [take_rows(v, h.rail_token, 0.0) for v, h in zip(values, hops, strict=True)]
+    relayed = collectives.all_to_all(
+        sends, [h.rail_out for h in hops], [h.rail_in for h in hops], _rail_op(op)
+    )
+    sends = [take_rows(v, h.member_record, 0.0) for v, h in zip(relayed, hops, strict=True)]
+    arrived = collectives.all_to_all(sends, [h.member_out for h in hops], [h.member_in for h in hops], op)
+    return [a[h.order] for a, h in zip(arrived, hops, strict=True)]
+
+
+def collect_slots(
+    collectives: Collectives, routes: Sequence[Route], values: Sequence[torch.Tensor], op: str
+) -> list[torch.Tensor]:
+    """fp32 [N, K] beside received rows -> [T, K] at home; 0 for empty and dropped slots."""
+    hops = [_hops(route) for route in routes]
+    sends = []
+    for v, h in zip(values, hops, strict=True):
+        send = torch.empty_like(v)
+        send[h.order] = v
+        sends.append(send)
+    back = collectives.all_to_all(sends, [h.member_in for h in hops], [h.member_out for h in hops], op)
+    merged = [
+        _merge(
+            v,
+            h.member_record,
+            h.member_out,
+            h.relay_member,
+            [peer % h.domain_size for peer in range(len(h.member_out))],
+        )
+        for v, h in zip(back, hops, strict=True)
+    ]
+    home = collectives.all_to_all(merged, [h.rail_in for h in hops], [h.rail_out for h in hops], _rail_op(op))
+    return [
+        _merge(
+            v,
+            h.rail_token,
+            h.rail_out,
+            h.slot_domain,
+            [peer // h.domain_size for peer in range(len(h.rail_out))],
+        )
+        for v, h in zip(home, hops, strict=True)
+    ]
+
+
+def _merge(
+    values: torch.Tensor,
+    record: torch.Tensor,
+    splits: Sequence[int],
+    owner_NK: torch.Tensor,
+    owner_of_peer: Sequence[int],
+) -> torch.Tensor:
+    """Per-slot values that came back by peer, each slot from its owner, put where their records came from."""
+    out, begin = values.new_zeros(owner_NK.shape), 0
+    for peer, count in enumerate(splits):
+        at = record[begin : begin + count].long()
+        mine = owner_NK[at] == owner_of_peer[peer]
+        out[at] = torch.where(mine, values[begin : begin + count], out[at])
+        begin += count
+    return out
+
+
+def _rail_records(
+    a: Assigned, weights: torch.Tensor | None, tokens: Sequence[torch.Tensor], domain: torch.Tensor, size: int
+) -> torch.Tensor:
+    """int32 [X, 1 + 2K (+ K)], by destination domain."""
+    member = torch.where(a.slot_rank >= 0, a.slot_rank.remainder(size), -1)
+    bits = None if weights is None else weights.contiguous().view(torch.int32)
+    parts = []
+    for d, rows in enumerate(tokens):
+        there = domain[rows] == d
+        columns = [rows[:, None].to(torch.int32)]
+        columns += [torch.where(there, values[rows], -1) for values in (a.slot_row, member)]
+        if bits is not None:
+            columns.append(torch.where(there, bits[rows], 0))
+        parts.append(torch.cat(columns, 1))
+    return torch.cat(parts)
+
+
+def _member_records(records: torch.Tensor, rows: torch.Tensor, member: int, top_k: int) -> torch.Tensor:
+    """int32 [n, 1 + K (+ K)] for one member, out of relayed rail records."""
+    mine = records[rows]
+    here = mine[:, 1 + top_k : 1 + 2 * top_k] == member
+    columns = [mine[:, :1], torch.where(here, mine[:, 1 : 1 + top_k], -1)]
+    if mine.shape[1] > 1 + 2 * top_k:
+        columns.append(torch.where(here, mine[:, 1 + 2 * top_k :], 0))
+    return torch.cat(columns, 1)
+
+
+def _distinct(member_QK: torch.Tensor, size: int) -> torch.Tensor:
+    """The different members of each row, ascending, then -1."""
+    ascending = torch.where(member_QK < 0, size, member_QK).sort(1).values
+    again = torch.zeros_like(ascending, dtype=torch.bool)
+    again[:, 1:] = ascending[:, 1:] == ascending[:, :-1]
+    once = torch.where(again, size, ascending).sort(1).values
+    return torch.where(once == size, -1, once).to(torch.int32).contiguous()
+
+
+def _by_source(count_DS: torch.Tensor) -> torch.Tensor:
+    """int64 [N]: place of each record in (source domain, index) order, when they came in (index, domain) order."""
+    ends = count_DS.T.flatten().cumsum(0).view(count_DS.T.shape).T  # [D, S]
+    blocks = [
+        torch.arange(int(end) - int(count), int(end))
+        for end, count in zip(ends.flatten(), count_DS.flatten(), strict=True)
+    ]
+    return torch.cat(blocks)
+
+
+def _on_rail(rank: int, size: int, ranks: int, count_D: torch.Tensor) -> tuple[int, ...]:
+    """Splits over all ranks: count_D[d] for the rank of domain d on this rank's rail."""
+    splits = torch.zeros(ranks, dtype=torch.int64)
+    splits[rank % size :: size] = count_D.to(torch.int64)
+    return tuple(splits.tolist())
+
+
+def _in_domain(rank: int, size: int, ranks: int, count_S: torch.Tensor) -> tuple[int, ...]:
+    """Splits over all ranks: count_S[i] for the i-th rank of this rank's domain."""
+    splits = torch.zeros(ranks, dtype=torch.int64)
+    first = rank // size * size
+    splits[first : first + size] = count_S.to(torch.int64)
+    return tuple(splits.tolist())
+
+
+def _rows_with(mask_NK: torch.Tensor) -> torch.Tensor:
+    """Rows that hold any true entry, ascending."""
+    return mask_NK.any(1).nonzero().flatten()
+
+
+def _divide(rank: torch.Tensor, size: int) -> torch.Tensor:
+    return rank.div(size, rounding_mode="floor")
+
+
+def _rail_op(op: str) -> str:
+    """The name of the rail's part of an operation."""
+    call, what = op.split(".")
+    return f"{call}.rail_{what}"
+
+
+def _hops(route: Route) -> Hops:
+    assert route.one_sided is not None
+    assert route.one_sided.hops is not None
+    return route.one_sided.hops
