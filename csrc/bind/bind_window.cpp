@@ -29,12 +29,12 @@ Relayed make_relayed(Address token, Address base, Address members) {
   return {at<int32_t>(token), at<int32_t>(base), at<int32_t>(members)};
 }
 
-DeliverArgs make_deliver(Address tokens_of, Address x, bool registered, const Arrivals& arrivals,
+DeliverArgs make_deliver(Address tokens_of, Address x, Address registered, const Arrivals& arrivals,
                          const Relayed& relayed, Address out, int64_t num_rows, bool flat, Address row_src,
                          Address weights, Address dot_with, Address dots, int dtype, int64_t hidden) {
   return {at<int32_t>(tokens_of),
           at<void>(x),
-          registered,
+          at<int32_t>(registered),
           arrivals,
           relayed,
           at<void>(out),

@@ -23,9 +23,9 @@ struct Relayed {
 
 /// Dispatch and the backward of combine: tokens to the ranks of their experts.
 struct DeliverArgs {
-  const std::int32_t* tokens_of;  // [ranks] T of every rank
-  const void* x;                  // [T, hidden] of this rank
-  bool registered;                // x is the window's own, on every rank: readers take it where it lies
+  const std::int32_t* tokens_of;   // [ranks] T of every rank
+  const void* x;                   // [T, hidden] of this rank
+  const std::int32_t* registered;  // [ranks] 1: that rank's x is its window's own, and is read where it lies
   Arrivals arrivals;
   Relayed relayed;
   void* out;                    // [num_rows, hidden]

@@ -29,7 +29,7 @@ FLEXEP_HD Status offer_rows(Exchange<Mem, Team>& exchange, const DeliverArgs& ar
       const Status status = exchange.claim(Channel::pull, Topology::direct(me, peer), chunk);
       if (status != Status::arrived) return status;
     }
-    if (!args.registered) {
+    if (!args.registered[me]) {
       const int first = chunk * C, end = T < first + C ? T : first + C;
       const Range mine = share(exchange.team(), {first, end});
       for (int t = mine.begin; t < mine.end; ++t)
@@ -39,6 +39,12 @@ FLEXEP_HD Status offer_rows(Exchange<Mem, Team>& exchange, const DeliverArgs& ar
     exchange.settle();
     for (int peer = 0; peer < topology.ranks; ++peer)
       if (reads(peer)) exchange.announce(Channel::pull, Topology::direct(me, peer), chunk);
+  }
+  if (!args.registered[me] || T == 0) return Status::arrived;
+  for (int peer = 0; peer < topology.ranks; ++peer) {  // x is the caller's again once everybody has read it
+    if (!reads(peer)) continue;
+    const Status status = exchange.emptied(Channel::pull, Topology::direct(me, peer));
+    if (status != Status::arrived) return status;
   }
   return Status::arrived;
 }
@@ -78,7 +84,7 @@ FLEXEP_HD Status place_rows(Exchange<Mem, Team>& exchange, const DeliverArgs& ar
       const auto at = [&](int j) -> const void* {
         const int token = list.token[j];
         if (source == me) return static_cast<const char*>(args.x) + token * row_bytes;
-        std::size_t place = args.registered && from.relay_domain < 0
+        std::size_t place = args.registered[source] && from.relay_domain < 0
                                 ? layout.registered_row(token)
                                 : layout.pull_row(chunk, token - chunk * C);
         if (from.relay_domain >= 0)
@@ -118,8 +124,8 @@ FLEXEP_HD Status relay_rows(Exchange<Mem, Team>& exchange, const DeliverArgs& ar
         const Range mine = share(exchange.team(), all);
         for (int q = mine.begin; q < mine.end; ++q) {
           const int token = list.token[q];
-          const std::size_t from =
-              args.registered ? layout.registered_row(token) : layout.pull_row(chunk, token - chunk * C);
+          const std::size_t from = args.registered[source] ? layout.registered_row(token)
+                                                           : layout.pull_row(chunk, token - chunk * C);
           exchange.mem().put(me, layout.relay_pull_row(domain, chunk, token - chunk * C),
                              exchange.mem().view(source, from, row_bytes), row_bytes);
         }

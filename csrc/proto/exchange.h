@@ -76,6 +76,14 @@ class Exchange {
     return static_cast<Status>(team_.broadcast(static_cast<int>(status)));
   }
 
+  /// Writer: waits until the reader has given back every chunk of this operation.
+  FLEXEP_HD Status emptied(Channel channel, const Line& line) {
+    Status status = Status::arrived;
+    if (team_.rank() == 0)
+      status = await(free_word(channel), line.here, make_signal(op_.epoch + 1, 0, op_.op), line.peer);
+    return static_cast<Status>(team_.broadcast(static_cast<int>(status)));
+  }
+
   /// Writer: says that the chunk is in place, for this line. Everything that the team put before is published.
   FLEXEP_HD void ready(Channel channel, const Line& line, int chunk) {
     settle();

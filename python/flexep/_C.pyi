@@ -29,7 +29,7 @@ class DeliverArgs:
         self,
         tokens_of: int,
         x: int,
-        registered: bool,
+        registered: int,
         arrivals: Arrivals,
         relayed: Relayed,
         out: int,

@@ -21,6 +21,7 @@ WIRES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LAYOUTS = ("expert_major", "flat")
 OVERFLOWS = ("error", "drop")
 REDUCTIONS = ("ordered", "fast")
+WINDOWED = ("deepep", "hybridep")  # back ends whose ranks read and write each other's windows
 
 
 def _is_int(value: object, at_least: int) -> bool:
@@ -51,6 +52,7 @@ class DispatcherConfig:
     placement: tuple[int, ...] | None
     reduction: str
     window_bytes: int | None = None
+    zero_copy: bool = False
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -93,6 +95,9 @@ class DispatcherConfig:
         self._require(
             "window_bytes", self.window_bytes is None or _is_int(self.window_bytes, 1), "None or at least 1"
         )
+        self._require("zero_copy", isinstance(self.zero_copy, bool), "True or False")
+        windowed = not self.zero_copy or self.backend in WINDOWED
+        self._require("zero_copy", windowed, f"False: only {' and '.join(WINDOWED)} have a window")
         whole = self.placement is None or all(_is_int(rank, 0) for rank in self.placement)
         self._require("placement", whole, "None or the rank of each expert")
         self._check_capacity()

@@ -98,11 +98,14 @@ def _relayed(relayed: Relayed | None) -> _C.Relayed:
 
 @dataclass(frozen=True)
 class Deliver:
-    """One rank's part of a delivery. `out` is written whole: [rows, H], x's dtype. With `dot_with`, `dots` too."""
+    """One rank's part of a delivery. `out` is written whole: [rows, H], x's dtype. With `dot_with`, `dots` too.
+
+    `registered`: int32 [R], 1 for ranks whose x is the registered rows of their window.
+    """
 
     tokens_of: torch.Tensor
     x: torch.Tensor
-    registered: bool
+    registered: torch.Tensor
     arrivals: Arrivals
     relayed: Relayed | None
     out: torch.Tensor
@@ -115,7 +118,7 @@ class Deliver:
     @property
     def native(self) -> _C.DeliverArgs:
         return _C.DeliverArgs(
-            tokens_of=self.tokens_of.data_ptr(), x=self.x.data_ptr(), registered=self.registered,
+            tokens_of=self.tokens_of.data_ptr(), x=self.x.data_ptr(), registered=self.registered.data_ptr(),
             arrivals=self.arrivals.native, relayed=_relayed(self.relayed), out=self.out.data_ptr(),
             num_rows=self.out.shape[0], flat=self.flat, row_src=self.row_src.data_ptr(),
             weights=_address(self.weights), dot_with=_address(self.dot_with), dots=_address(self.dots),

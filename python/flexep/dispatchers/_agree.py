@@ -31,12 +31,13 @@ CALLS = ("dispatch", "combine")
 @dataclass(frozen=True)
 class Header:
     """What one rank says about its call, one of `CALLS`. `refused` may be a scalar device tensor, so that nobody
-    waits to say it."""
+    waits to say it. `registered`: x lies in the window and is read there."""
 
     call: str
     refused: torch.Tensor | bool
     num_tokens: int
     bits: int
+    registered: bool = False
 
     def tensor(self, device: torch.device) -> torch.Tensor:
         refused = (
@@ -44,11 +45,13 @@ class Header:
             if isinstance(self.refused, torch.Tensor)
             else torch.tensor(int(self.refused))
         )
-        rest = torch.tensor([CALLS.index(self.call), self.num_tokens, self.bits], dtype=torch.int32)
+        rest = torch.tensor(
+            [CALLS.index(self.call), self.num_tokens, self.bits, int(self.registered)], dtype=torch.int32
+        )
         return torch.cat([refused.to(device, torch.int32).view(1), rest.to(device, non_blocking=True)])
 
 
-HEADER_INTS = 4
+HEADER_INTS = 5
 
 
 def exchange_headers(
@@ -62,7 +65,9 @@ def exchange_headers(
     """
     call = headers[0].call
     if not read:  # nobody would look at a header, and a captured graph must not hold its host memory
-        return Published(collectives.all_gather([p[None] for p in payload], f"{call}.header")[0], None, None)
+        return Published(
+            collectives.all_gather([p[None] for p in payload], f"{call}.header")[0], None, None, None
+        )
     sends = [torch.cat([h.tensor(p.device), p])[None] for h, p in zip(headers, payload, strict=True)]
     gathered = collectives.all_gather(sends, f"{call}.header")[0]
     host = gathered.cpu()
@@ -70,15 +75,20 @@ def exchange_headers(
     refused = {rank: "" for rank, (status, *_) in enumerate(said) if status}
     if refused:
         raise PeerRefused(call, refused)
-    views = [{"call": CALLS[number]} for _, number, _, _ in said]
+    views = [{"call": CALLS[number]} for _, number, *_ in said]
     if not _differences(views):
         views = [
-            {name: "yes" if bits & bit else "no" for name, bit in CALL_BITS.items()} for *_, bits in said
+            {name: "yes" if bits & bit else "no" for name, bit in CALL_BITS.items()} for *_, bits, _ in said
         ]
     differences = _differences(views)
     if differences:
         raise CollectiveMismatch(call, differences)
-    return Published(gathered[:, HEADER_INTS:], host[:, HEADER_INTS:], [tokens for _, _, tokens, _ in said])
+    return Published(
+        gathered[:, HEADER_INTS:],
+        host[:, HEADER_INTS:],
+        [tokens for _, _, tokens, _, _ in said],
+        [bool(registered) for *_, registered in said],
+    )
 
 
 def agree_on_config(

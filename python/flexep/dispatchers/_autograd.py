@@ -28,6 +28,7 @@ class Context:
     config: DispatcherConfig
     routes: Sequence[Route]
     flat: bool  # the layout of the rows at the experts' side of this call
+    in_window: Sequence[bool] | None = None  # ranks whose x is in their window
 
     def slots_from_rows(self, values: torch.Tensor, route: Route) -> torch.Tensor:
         """Per-row values of this call's layout ([rows] or flat [N, K]) -> [P, K] beside the partial rows."""
@@ -54,7 +55,10 @@ class DispatchRows(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         n = len(call.routes)
         ctx.call, ctx.has_weights = call, part_weights is not None
-        rows = call.backend.deliver(call.routes, inputs[:n], "dispatch.rows", flat=call.flat).rows
+        delivered = call.backend.deliver(
+            call.routes, inputs[:n], "dispatch.rows", flat=call.flat, registered=call.in_window
+        )
+        rows = delivered.rows
         if part_weights is None:
             return tuple(rows)
         return (*rows, *_each(call.rows_from_slots, part_weights, call.routes))
@@ -66,24 +70,25 @@ class DispatchRows(torch.autograd.Function):
         n, dtype = len(call.routes), call.config.dtype
         dx: list[torch.Tensor | None] = [None] * n
         dw: list[torch.Tensor | None] = [None] * (n if ctx.has_weights else 0)
-        if any(ctx.needs_input_grad[2 : 2 + n]):
-            dx = [
-                *call.backend.collect(
-                    call.routes,
-                    [g.contiguous() for g in grads[:n]],
-                    "dispatch_backward.rows",
-                    flat=call.flat,
-                    part_weights=None,
-                    group_dtype=dtype,
-                    out_dtype=dtype,
-                )
-            ]
-        if ctx.has_weights and any(ctx.needs_input_grad[2 + n :]):
-            slots = [
-                torch.where(r.part_rows >= 0, call.slots_from_rows(g, r), 0.0)
-                for g, r in zip(grads[n:], call.routes, strict=True)
-            ]
-            dw = [*call.backend.collect_slots(call.routes, slots, "dispatch_backward.weights")]
+        with call.backend.one_at_a_time("dispatch backward"):
+            if any(ctx.needs_input_grad[2 : 2 + n]):
+                dx = [
+                    *call.backend.collect(
+                        call.routes,
+                        [g.contiguous() for g in grads[:n]],
+                        "dispatch_backward.rows",
+                        flat=call.flat,
+                        part_weights=None,
+                        group_dtype=dtype,
+                        out_dtype=dtype,
+                    )
+                ]
+            if ctx.has_weights and any(ctx.needs_input_grad[2 + n :]):
+                slots = [
+                    torch.where(r.part_rows >= 0, call.slots_from_rows(g, r), 0.0)
+                    for g, r in zip(grads[n:], call.routes, strict=True)
+                ]
+                dw = [*call.backend.collect_slots(call.routes, slots, "dispatch_backward.weights")]
         return (None, None, *dx, *dw)
 
 
@@ -121,14 +126,15 @@ class CombineRows(torch.autograd.Function):
         if ctx.has_weights:
             slots = _each(call.slots_from_rows, weights, call.routes)
             row_weights = _each(call.rows_from_slots, slots, call.routes)
-        delivered = call.backend.deliver(
-            call.routes,
-            [g.contiguous() for g in grads],
-            "combine_backward.rows",
-            flat=call.flat,
-            row_weights=row_weights,
-            dot_with=ys if ctx.keeps_y else None,
-        )
+        with call.backend.one_at_a_time("combine backward"):
+            delivered = call.backend.deliver(
+                call.routes,
+                [g.contiguous() for g in grads],
+                "combine_backward.rows",
+                flat=call.flat,
+                row_weights=row_weights,
+                dot_with=ys if ctx.keeps_y else None,
+            )
         needs = ctx.needs_input_grad[2:]
         dy = [d if need else None for d, need in zip(delivered.rows, needs[:n], strict=True)]
         dw: list[torch.Tensor | None] = [None] * len(weights)

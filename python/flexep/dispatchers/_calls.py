@@ -72,12 +72,14 @@ class Calls:
             bad: torch.Tensor | bool = False
             if device.type == "cuda" and read:  # judged on the device: the answer travels in the header
                 bad = checks.bad_routing(idx, None if weights is None else weights[i], config.num_experts)
-            headers.append(Header("dispatch", bad, idx.shape[0], bits))
+            headers.append(Header("dispatch", bad, idx.shape[0], bits, self.backend.in_window(i, xs[i])))
         payload = [self.backend.publish(idx) for idx in experts]
         return experts, self._exchange(headers, payload, read, None, check_values)
 
-    def cached_dispatch(self, xs: list[Any], handles: list[Any], weights: list[Any] | None) -> None:
-        """Checks a dispatch through a handle."""
+    def cached_dispatch(
+        self, xs: list[Any], handles: list[Any], weights: list[Any] | None
+    ) -> list[bool] | None:
+        """Checks a dispatch through a handle; returns whose x is in its window, if that is known."""
         config, device = self.config, self.group.device
 
         def check() -> None:
@@ -89,7 +91,8 @@ class Calls:
                     if device.type == "cpu":  # on CUDA looking would be a host wait
                         checks.raise_nan(given)
 
-        self._agree("dispatch", check, _bits(xs, weights) | CALL_BITS["cached handle"])
+        bits = _bits(xs, weights) | CALL_BITS["cached handle"]
+        return self._agree("dispatch", check, bits, xs)
 
     def combine(self, ys: list[Any], handles: list[Any], weights: list[Any] | None, layout: str) -> None:
         """Checks a combine of rows in `layout`."""
@@ -124,14 +127,18 @@ class Calls:
             return (handle.num_recv, self.config.top_k)
         return (handle.num_rows,)
 
-    def _agree(self, call: str, check: Callable[[], None], bits: int) -> None:
+    def _agree(
+        self, call: str, check: Callable[[], None], bits: int, xs: Sequence[torch.Tensor] = ()
+    ) -> list[bool] | None:
+        """Raises here what `check` raised on any rank; returns whose x is in its window, if that is known."""
         error = _error_of(check)
         if self.group.is_local or self.group.device.type != "cpu":
             if error is not None:
                 raise error
-            return
-        header = Header(call, error is not None, 0, 0 if error else bits)
-        self._exchange([header], [self._nothing_published()], True, error)
+            return [self.backend.in_window(i, x) for i, x in enumerate(xs)] if self.group.is_local else None
+        in_window = error is None and any(self.backend.in_window(0, x) for x in xs)
+        header = Header(call, error is not None, 0, 0 if error else bits, in_window)
+        return self._exchange([header], [self._nothing_published()], True, error).registered
 
     def _exchange(
         self,

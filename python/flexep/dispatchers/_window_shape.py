@@ -54,5 +54,5 @@ def window_shape(config: DispatcherConfig, hop_size: int) -> WindowShape:
         push_row_bytes=push_row,
         mail_bytes=math.ceil(mail / ROW_BYTES) * ROW_BYTES,
         board_ints=HEADER_INTS + config.num_experts + R + D,
-        registered_rows=0,
+        registered_rows=config.max_tokens if config.zero_copy else 0,
     )

@@ -3,14 +3,17 @@ same for all."""
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from flexep._native.plan import PlanTable, Resolved
 from flexep.config import DispatcherConfig
+from flexep.errors import Unavailable, WindowBusy
 from flexep.group import Group
 from flexep.transport.collectives import Collectives
 from flexep.types import MemoryPlan, Route
@@ -30,12 +33,13 @@ class Planned:
 
 @dataclass(frozen=True)
 class Published:
-    """Everybody's published integers, int32 [R, n], and the same and every rank's T on the host, unless
-    static on CUDA."""
+    """Everybody's published integers, int32 [R, n], and on the host, unless static on CUDA, the same and what the
+    headers said."""
 
     ints: torch.Tensor
     host_ints: torch.Tensor | None
     num_tokens: list[int] | None
+    registered: list[bool] | None  # whose x is in its window
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Backend(ABC):
         self.group = group
         self.config = config
         self.table = table
+        self._calling = threading.Lock()
 
     @abstractmethod
     def publish(self, topk_idx: torch.Tensor) -> torch.Tensor:
@@ -87,6 +92,7 @@ class Backend(ABC):
         flat: bool,
         row_weights: Tensors | None = None,
         dot_with: Tensors | None = None,
+        registered: Sequence[bool] | None = None,
     ) -> Delivered:
         """Contiguous [T, H] of every rank -> rows at the experts, in the same dtype: expert-major
         [num_rows, H], padding +0, or flat [N, H], tail +0.
@@ -94,6 +100,7 @@ class Backend(ABC):
         Args:
             row_weights: expert-major only, fp32 [num_rows]: each row is round(weight * row), the product taken
                 in fp32.
+            registered: ranks whose `rows` are in their window (see `window_input`); None: none of them.
             dot_with: expert-major only, [num_rows, H] in the dtype of `rows`: `dots` are then fp32
                 [num_rows], the sum over h of dot_with[row, h] * row[h] before weights, 0 on padding, in the
                 order of docs/numerics.md. Padding of `dot_with` is never read into a result.
@@ -131,6 +138,24 @@ class Backend(ABC):
     @abstractmethod
     def memory_plan(self) -> MemoryPlan:
         """Bytes beside the caller's tensors, before anything is allocated."""
+
+    @contextmanager
+    def one_at_a_time(self, call: str) -> Iterator[None]:
+        """Holds this back end for one call; raises WindowBusy if another thread's call holds it."""
+        if not self._calling.acquire(blocking=False):
+            raise WindowBusy(f"{call}: another call of this dispatcher is running in another thread")
+        try:
+            yield
+        finally:
+            self._calling.release()
+
+    def in_window(self, hosted: int, x: torch.Tensor) -> bool:
+        """Whether x begins where the window's own rows of the `hosted`-th rank of this process do."""
+        return False
+
+    def window_input(self) -> list[torch.Tensor]:
+        """[max_tokens, H] of each hosted rank, in memory from which peers read x without a copy."""
+        raise Unavailable(f"{self.name} reads x wherever it is: only one-sided back ends have a window")
 
     def close(self) -> None:  # noqa: B027  (most back ends have nothing to let go of)
         """Lets go of what peers can see of this rank. Not collective; called once, when the dispatcher is

@@ -52,6 +52,7 @@ class CollectiveBackend(Backend):
         flat: bool,
         row_weights: Tensors | None = None,
         dot_with: Tensors | None = None,
+        registered: Sequence[bool] | None = None,
     ) -> Delivered:
         buffers = self._bring(routes, rows, op)
         weights = [None for _ in routes] if row_weights is None else list(row_weights)

@@ -59,6 +59,7 @@ class Dispatcher:
         placement: rank of each expert, length E; None: contiguous, the first E mod R ranks hold one more.
         window_bytes: budget for the rings of one-sided back ends, in bytes a rank; None: 32 MiB. A smaller window
             moves rows in smaller chunks, and never changes bits.
+        zero_copy: the windows also hold an x of max_tokens rows (`window_input`), which peers read where it lies.
         reduction: "ordered" (bitwise promise) or, for allgather, "fast" (reduce-scatter, no such promise).
 
     Raises:
@@ -88,6 +89,7 @@ class Dispatcher:
         placement: Sequence[int] | None = None,
         reduction: str = "ordered",
         window_bytes: int | None = None,
+        zero_copy: bool = False,
     ) -> None:
         config = table = error = None
         try:
@@ -113,6 +115,7 @@ class Dispatcher:
                 placement=_as_tuple("placement", placement),
                 reduction=reduction,
                 window_bytes=window_bytes,
+                zero_copy=zero_copy,
             )
             table = PlanTable(num_experts, group.size, config.placement)
         except FlexEPError as refused:
@@ -142,8 +145,12 @@ class Dispatcher:
 
         Returns: DispatchResult (a list of R in a local group).
         Raises: ArgumentError, PeerRefused, CollectiveMismatch, HandleMismatch, CapacityExceeded (of the
-            dispatch before), Timeout, PeerLost.
+            dispatch before), WindowBusy (another call is running), WindowBroken, Timeout, PeerLost.
         """
+        with self._alive().backend.one_at_a_time("dispatch"):
+            return self._dispatch(x, topk_idx, topk_weights, handle)
+
+    def _dispatch(self, x: Any, topk_idx: Any, topk_weights: Any, handle: Any) -> Any:
         calls = self._begin("dispatch")
         if (topk_idx is None) == (handle is None):
             given = None if topk_idx is None else "given"
@@ -151,12 +158,15 @@ class Dispatcher:
         xs = calls.per_rank("x", x)
         weights = None if topk_weights is None else calls.per_rank("topk_weights", topk_weights)
         if handle is None:
-            handles, part_weights = self._plan(calls, xs, calls.per_rank("topk_idx", topk_idx), weights)
+            handles, part_weights, in_window = self._plan(
+                calls, xs, calls.per_rank("topk_idx", topk_idx), weights
+            )
         else:
             handles = calls.per_rank("handle", handle)
-            calls.cached_dispatch(xs, handles, weights)
+            in_window = calls.cached_dispatch(xs, handles, weights)
             part_weights = None if weights is None else self._send_weights(calls.backend, handles, weights)
-        call = Context(calls.backend, self.config, [h.route for h in handles], self.config.layout == "flat")
+        flat, routes = self.config.layout == "flat", [h.route for h in handles]
+        call = Context(calls.backend, self.config, routes, flat, in_window)
         out = DispatchRows.apply(call, part_weights, *xs, *(weights or []))
         n = len(xs)
         rows, row_weights = out[:n], out[n:] if weights is not None else [None] * n
@@ -180,6 +190,10 @@ class Dispatcher:
             gets +0.
         Raises: as `dispatch`.
         """
+        with self._alive().backend.one_at_a_time("combine"):
+            return self._combine(y, handle, weights, y_layout)
+
+    def _combine(self, y: Any, handle: Any, weights: Any, y_layout: str | None) -> Any:
         calls = self._begin("combine")
         layout = self.config.layout if y_layout is None else y_layout
         ys, handles = calls.per_rank("y", y), calls.per_rank("handle", handle)
@@ -188,6 +202,16 @@ class Dispatcher:
         call = Context(calls.backend, self.config, [h.route for h in handles], layout == "flat")
         out = CombineRows.apply(call, row_weights is not None, *ys, *(row_weights or []))
         return list(out) if self.group.is_local else out[0]
+
+    def window_input(self) -> Any:
+        """[max_tokens, H] in this rank's window (a list of R in a local group): write x into its first T rows and pass
+        that slice to `dispatch`, and peers read it where it lies. Needs `zero_copy=True`.
+
+        The rows are the caller's again when `dispatch` returns. The tensor keeps the window's memory alive.
+        Raises ArgumentError without zero_copy, Unavailable from a back end without windows.
+        """
+        tensors = self._alive().backend.window_input()
+        return tensors if self.group.is_local else tensors[0]
 
     def check(self) -> None:
         """Raises CapacityExceeded if the last dispatch dropped rows under overflow="error". Waits for the
@@ -241,8 +265,9 @@ class Dispatcher:
 
     def _plan(
         self, calls: Calls, xs: Tensors, idxs: Tensors, weights: Tensors | None
-    ) -> tuple[list[Handle], Tensors | None]:
-        """Handles of fresh routing, and the weights that arrived with it, [P, K] beside the partial rows."""
+    ) -> tuple[list[Handle], Tensors | None, list[bool] | None]:
+        """Handles of fresh routing, the weights that arrived with it, [P, K] beside the partial rows, and whose x is
+        in its window."""
         experts, published = calls.dispatch(xs, idxs, weights)
         planned = calls.backend.plan(experts, weights, published)
         if self.config.capacity_rows is not None and self.config.overflow == "error":
@@ -251,7 +276,8 @@ class Dispatcher:
             make_handle(p, self.table.places(rank), self.config, self._id, rank)
             for rank, p in zip(self.group.hosted, planned, strict=True)
         ]
-        return handles, [p.part_weights for p in planned if p.part_weights is not None] or None
+        part_weights = [p.part_weights for p in planned if p.part_weights is not None]
+        return handles, part_weights or None, published.registered
 
     def _send_weights(self, backend: Backend, handles: list[Handle], weights: Tensors) -> Tensors:
         with torch.no_grad():

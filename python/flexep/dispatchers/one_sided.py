@@ -24,6 +24,7 @@ from flexep.config import DispatcherConfig
 from flexep.dispatchers import _hops as hops
 from flexep.dispatchers._window_shape import window_shape
 from flexep.dispatchers.backend import Backend, Delivered, Planned, Published, Tensors
+from flexep.errors import ArgumentError
 from flexep.group import Group
 from flexep.indexing import entry_index, take, take_rows
 from flexep.transport.window import Window, WindowCollectives
@@ -153,7 +154,11 @@ class OneSidedBackend(Backend):
         flat: bool,
         row_weights: Tensors | None = None,
         dot_with: Tensors | None = None,
+        registered: Sequence[bool] | None = None,
     ) -> Delivered:
+        in_window = torch.zeros(self.group.size, dtype=torch.int32)
+        if registered is not None:
+            in_window = torch.tensor(registered, dtype=torch.int32)
         parts = []
         for i, (route, x) in enumerate(zip(routes, rows, strict=True)):
             num_rows = route.num_flat if flat else route.num_rows
@@ -161,7 +166,7 @@ class OneSidedBackend(Backend):
                 Deliver(
                     tokens_of=_one_sided(route).tokens_of,
                     x=x,
-                    registered=False,
+                    registered=in_window,
                     arrivals=_arrivals(route),
                     relayed=_relayed(route),
                     out=empty(num_rows, x.shape[1], x.dtype),
@@ -242,6 +247,16 @@ class OneSidedBackend(Backend):
             window_bytes=self.shape.nbytes,
             staging_bytes={"metadata": (sent + R * config.max_tokens) * meta},
         )
+
+    def in_window(self, hosted: int, x: torch.Tensor) -> bool:
+        if not self.config.zero_copy or not x.numel():
+            return False
+        return x.data_ptr() == self.window.registered(self.group.hosted[hosted], x.dtype).data_ptr()
+
+    def window_input(self) -> list[torch.Tensor]:
+        if not self.config.zero_copy:
+            raise ArgumentError("zero_copy", False, "True, so that the window has room for x")
+        return [self.window.registered(rank, self.config.dtype) for rank in self.group.hosted]
 
     def close(self) -> None:
         self.window.close()
