@@ -1,0 +1,210 @@
+"""What one-sided back ends promise beside the contract: windows of any budget, zero copy, one call at a time."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import flexep
+from flexep.config import WINDOWED
+from flexep.testing.pool import RankPool
+from flexep.testing.worker import RankContext
+from flexep.transport.window import OPS
+
+SHAPE = {"num_experts": 9, "hidden": 64, "top_k": 3, "max_tokens": 40}
+Rows = list[torch.Tensor]
+
+
+def inputs(ranks: int, seed: int = 0) -> tuple[Rows, Rows, Rows]:
+    """Unequal tokens, none on rank 1 if there is one."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = [0 if rank == 1 else 33 + rank for rank in range(ranks)]
+    x = [torch.randn(t, 64, generator=generator).to(torch.bfloat16) for t in tokens]
+    topk_idx = [torch.randint(-1, 9, (t, 3), generator=generator) for t in tokens]
+    return x, topk_idx, [torch.rand(t, 3, generator=generator) for t in tokens]
+
+
+def round_trip(ep: flexep.Dispatcher, x: Rows, topk_idx: Rows, weights: Rows) -> Rows:
+    """Rows that arrived, and what came home."""
+    r = ep.dispatch(x, topk_idx, weights)
+    z = ep.combine([one.x for one in r], [one.handle for one in r], [one.weights for one in r])
+    return [one.x for one in r] + z
+
+
+@pytest.mark.parametrize("backend", WINDOWED)
+@pytest.mark.parametrize(("ranks", "domain_size"), [(1, None), (3, None), (4, 2), (6, 3), (6, 2)])
+def test_a_small_window_moves_the_same_rows(backend: str, ranks: int, domain_size: int | None) -> None:
+    group = flexep.Group.local(ranks)
+    x, topk_idx, weights = inputs(ranks)
+    whole = flexep.Dispatcher(group, backend=backend, domain_size=domain_size, **SHAPE)
+    want = round_trip(whole, x, topk_idx, weights)
+    shape = whole._alive().backend.shape
+    assert shape.pull_tokens == shape.push_tokens == SHAPE["max_tokens"]
+    lines = (1, ranks) if backend == "deepep" or domain_size is None else (
+        1 + ranks // domain_size, ranks + ranks // domain_size
+    )  # fmt: skip
+    for tokens in (4, 1):  # a tenth of max_tokens, and the least
+        budget = 2 * max(lines) * shape.slots * tokens * shape.push_row_bytes
+        ep = flexep.Dispatcher(group, backend=backend, domain_size=domain_size, window_bytes=budget, **SHAPE)
+        assert ep._alive().backend.shape.push_tokens == tokens
+        assert ep.memory_plan().window_bytes < whole.memory_plan().window_bytes
+        got = round_trip(ep, x, topk_idx, weights)
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    with pytest.raises(flexep.ArgumentError, match=r"window_bytes = .*at least"):
+        flexep.Dispatcher(group, backend=backend, domain_size=domain_size, window_bytes=budget // 2, **SHAPE)
+
+
+@pytest.mark.parametrize("backend", WINDOWED)
+def test_zero_copy_input_lies_in_the_window_and_gives_the_same_rows(backend: str) -> None:
+    group = flexep.Group.local(4)
+    x, topk_idx, weights = inputs(4)
+    shape = {**SHAPE, "window_bytes": 1 << 14}
+    want = round_trip(flexep.Dispatcher(group, backend=backend, domain_size=2, **shape), x, topk_idx, weights)
+    ep = flexep.Dispatcher(group, backend=backend, domain_size=2, zero_copy=True, **shape)
+    memory = ep._alive().backend.window._alive()
+    own = [room[: rows.shape[0]] for room, rows in zip(ep.window_input(), x, strict=True)]
+    for rank, (room, rows) in enumerate(zip(own, x, strict=True)):
+        room.copy_(rows)
+        if rows.numel():
+            assert 0 <= room.data_ptr() - memory.addresses[rank] < memory.nbytes
+    mixed = [*own[:2], x[2], own[3]]  # a rank may as well pass an x of its own
+    for given in (own, mixed):
+        got = round_trip(ep, given, topk_idx, weights)
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    r = ep.dispatch(own, topk_idx, weights)
+    with torch.no_grad():
+        for room in own:
+            room.neg_()  # the rows are the caller's again
+    again = ep.dispatch(own, handle=[one.handle for one in r])
+    assert all(torch.equal(a.x, -b.x) for a, b in zip(again, r, strict=True))
+
+
+def zero_copy_in_processes(ctx: RankContext, backend: str) -> bool:
+    ep = flexep.Dispatcher(
+        ctx.group, backend=backend, domain_size=2, zero_copy=True, window_bytes=1 << 14, **SHAPE
+    )
+    x, topk_idx, weights = (given[ctx.rank] for given in inputs(ctx.size))
+    want = ep.dispatch(x, topk_idx, weights)
+    room = ep.window_input()[: x.shape[0]]
+    for _ in range(20):  # overwritten at once, while slower peers may still want to read
+        room.copy_(x)
+        got = ep.dispatch(room, topk_idx, weights)
+        room.fill_(float("nan"))
+        if not torch.equal(got.x, want.x):
+            return False
+    ep.destroy()
+    return True
+
+
+@pytest.mark.parametrize("backend", WINDOWED)
+def test_zero_copy_input_may_be_overwritten_at_once(backend: str) -> None:
+    with RankPool(4) as pool:
+        assert pool.run(zero_copy_in_processes, backend) == [True] * 4
+
+
+def test_zero_copy_needs_a_window() -> None:
+    group = flexep.Group.local(2)
+    with pytest.raises(flexep.ArgumentError, match="zero_copy = True"):
+        flexep.Dispatcher(group, backend="alltoall", zero_copy=True, **SHAPE)
+    with pytest.raises(flexep.Unavailable, match="alltoall"):
+        flexep.Dispatcher(group, backend="alltoall", **SHAPE).window_input()
+    with pytest.raises(flexep.ArgumentError, match="zero_copy"):
+        flexep.Dispatcher(group, backend="deepep", **SHAPE).window_input()
+
+
+@pytest.mark.parametrize("backend", list(flexep.BACKENDS))
+def test_a_second_call_at_the_same_time_is_refused_by_name(backend: str) -> None:
+    """The first call is held inside its operation; the second must be refused, and the first must end well."""
+    ep = flexep.Dispatcher(flexep.Group.local(2), backend=backend, **SHAPE)
+    x, topk_idx, _ = inputs(2)
+    inside, go_on = threading.Event(), threading.Event()
+    back_end = ep._alive().backend
+    deliver = back_end.deliver
+
+    def slow_deliver(*args: object, **kwargs: object) -> object:
+        inside.set()
+        assert go_on.wait(20)
+        return deliver(*args, **kwargs)
+
+    back_end.deliver = slow_deliver
+    results: list[object] = []
+    first = threading.Thread(target=lambda: results.append(ep.dispatch(x, topk_idx)))
+    first.start()
+    assert inside.wait(20)
+    with pytest.raises(flexep.WindowBusy, match="combine: another call"):
+        ep.combine(x, [])
+    with pytest.raises(flexep.WindowBusy, match="dispatch: another call"):
+        ep.dispatch(x, topk_idx)
+    go_on.set()
+    first.join(20)
+    assert len(results) == 1
+    back_end.deliver = deliver
+    ep.dispatch(x, topk_idx)
+
+
+def overlap_below(ctx: RankContext) -> str:
+    """Two operations on one window at once, below the dispatcher's own refusal."""
+    ep = flexep.Dispatcher(ctx.group, backend="deepep", timeout=20.0, **SHAPE)
+    window = ep._alive().backend.window
+    mine = torch.zeros(1, dtype=torch.int32)
+    caught: list[BaseException] = []
+    if ctx.rank == 0:  # rank 1 comes when the file of the store says so
+        other = threading.Thread(target=lambda: window.publish([mine], "dispatch.counts"))
+        other.start()
+        while window.epoch == 0:
+            pass
+        try:
+            window.publish([mine], "dispatch.counts")
+        except flexep.WindowBusy as busy:
+            caught.append(busy)
+        ctx.group.barrier()
+        other.join()
+    else:
+        ctx.group.barrier()
+        window.publish([mine], "dispatch.counts")
+    ep.destroy()
+    return str(caught)
+
+
+def test_the_window_itself_refuses_a_second_operation() -> None:
+    with RankPool(2) as pool:
+        first, second = pool.run(overlap_below)
+        assert "an operation is running on this window" in first
+        assert second == "[]"
+
+
+def test_a_window_that_was_left_is_named() -> None:
+    ep = flexep.Dispatcher(flexep.Group.local(2), backend="deepep", **SHAPE)
+    window = ep._alive().backend.window
+    ep.destroy()
+    ep.destroy()
+    with pytest.raises(flexep.WindowBroken, match="closed"):
+        window.publish([torch.zeros(1, dtype=torch.int32)] * 2, "dispatch.counts")
+
+
+def other_order(ctx: RankContext) -> str:
+    """Ranks that run different operations of one window."""
+    ep = flexep.Dispatcher(ctx.group, backend="deepep", timeout=20.0, **SHAPE)
+    window = ep._alive().backend.window
+    try:
+        window.publish(
+            [torch.zeros(1, dtype=torch.int32)], "dispatch.counts" if ctx.rank else "combine.header"
+        )
+    except flexep.CollectiveMismatch as mismatch:
+        return str(mismatch)
+    finally:
+        ep.destroy()
+    return ""
+
+
+def test_ranks_in_different_operations_are_told() -> None:
+    with RankPool(2) as pool:
+        said = pool.run(other_order)
+    assert any("header (rank" in one and "dispatch.counts (rank" in one for one in said), said
+    assert all(said), said
+
+
+def test_every_operation_has_a_number_of_its_own() -> None:
+    assert len(set(OPS)) == len(OPS) < 256
