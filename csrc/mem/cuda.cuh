@@ -1,0 +1,244 @@
+// The device's Mem: windows of GPUs that load and store each other's memory. What it promises is in proto/exchange.h.
+// Below are the instructions, one function each, named by what they do, in which order and in which scope; then the
+// teams of a CTA. Rows travel by the copy engine of an SM (TMA, the "async proxy"): see mem/ring.cuh.
+//
+// Where the generic and the async proxy meet:
+//   acquire, then bulk copy     `load` fences after its acquire: credits guard bulk stores, arrivals guard bulk loads
+//   bulk copy, then release     a bulk copy that is seen complete (`drain`, mbarrier) has fenced by itself
+//   kernel before, bulk copy    the kernel boundary
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "base/team.h"
+#include "proto/exchange.h"
+#include "proto/state.h"
+
+namespace flexep {
+
+namespace ptx {
+
+__device__ __forceinline__ std::uint64_t ld_acquire_sys(const void* word) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void st_release_sys(void* word, std::uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ std::uint32_t exchange_relaxed_gpu(std::uint32_t* word, std::uint32_t value) {
+  std::uint32_t before;
+  asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(word), "r"(value)
+               : "memory");
+  return before;
+}
+
+/// What this thread has seen or done in global memory is before its team's bulk copies to and from global memory.
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+/// An mbarrier that this thread made is one for the async proxy too.
+__device__ __forceinline__ void fence_mbarrier_init_release_cluster() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* at) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
+}
+
+__device__ __forceinline__ void mbarrier_init(std::uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive_expect_tx_release_cta(std::uint64_t* barrier, int bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+
+/// Whether the phase of that parity is over; sleeps a moment before it says no.
+__device__ __forceinline__ bool mbarrier_try_wait_parity_acquire_cta(std::uint64_t* barrier, int parity) {
+  std::uint32_t over;
+  asm volatile(
+      "{\n.reg .pred over;\n"
+      "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 over, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, over;\n}"
+      : "=r"(over)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return over != 0;
+}
+
+/// Global to shared; the barrier counts the bytes. Addresses and `bytes` are multiples of 16, here and below.
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, int bytes,
+                                          std::uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
+/// Shared to global, in this thread's open group.
+__device__ __forceinline__ void bulk_store(void* global, const void* shared, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void bulk_commit_group() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/// What kPending leaves out is in place, at the peer too.
+template <int kPending>
+__device__ __forceinline__ void bulk_wait_group() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+template <int kPending>
+__device__ __forceinline__ void bulk_wait_group_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+/// All groups of this thread but the youngest `pending` are in place. More than four count as four.
+__device__ __forceinline__ void bulk_wait_group(int pending) {
+  switch (pending) {
+    case 0:
+      return bulk_wait_group<0>();
+    case 1:
+      return bulk_wait_group<1>();
+    case 2:
+      return bulk_wait_group<2>();
+    case 3:
+      return bulk_wait_group<3>();
+    default:
+      return bulk_wait_group<4>();
+  }
+}
+
+/// All but the youngest `pending` have read their shared memory. More than four count as four.
+__device__ __forceinline__ void bulk_wait_group_read(int pending) {
+  switch (pending) {
+    case 0:
+      return bulk_wait_group_read<0>();
+    case 1:
+      return bulk_wait_group_read<1>();
+    case 2:
+      return bulk_wait_group_read<2>();
+    case 3:
+      return bulk_wait_group_read<3>();
+    default:
+      return bulk_wait_group_read<4>();
+  }
+}
+
+__device__ __forceinline__ std::int64_t globaltimer_nanoseconds() {
+  std::int64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+__device__ __forceinline__ void bar_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+}  // namespace ptx
+
+/// One object serves one lane. `windows`: every rank's window as this GPU maps it, [ranks]. `at`: where, in each of
+/// them, the slice of this team's line begins. `state` is that slice's and this rank's, in this GPU's memory.
+class CudaMem {
+ public:
+  __device__ CudaMem(char* const* windows, std::size_t at, int rank, WindowState& state)
+      : windows_(windows), at_(at), rank_(rank), state_(state) {}
+
+  /// Where rows go to and come from: for the ring, which moves them.
+  __device__ char* address(int rank, std::size_t at) const { return windows_[rank] + at_ + at; }
+
+  /// A few words by ordinary stores: multiples of 4. Rows go by the ring, to an `address`.
+  __device__ void put(int to, std::size_t at, const void* from, std::size_t bytes) const {
+    auto* there = reinterpret_cast<std::uint32_t*>(address(to, at));
+    for (std::size_t i = 0; i < bytes / sizeof *there; ++i) {
+      std::uint32_t four;
+      memcpy(&four, static_cast<const char*>(from) + i * sizeof four, sizeof four);
+      there[i] = four;
+    }
+  }
+  __device__ const void* view(int from, std::size_t at, std::size_t) const { return address(from, at); }
+  __device__ void drain() const { ptx::bulk_wait_group(0); }
+  __device__ void post(int to, std::size_t at, Signal signal) const {
+    ptx::st_release_sys(address(to, at), signal);
+  }
+  __device__ void put_then_post(int to, std::size_t at, const void* from, std::size_t bytes,
+                                std::size_t word_at, Signal signal) const {
+    put(to, at, from, bytes);
+    drain();
+    post(to, word_at, signal);
+  }
+  __device__ Signal load(std::size_t at) const {
+    const Signal signal = ptx::ld_acquire_sys(address(rank_, at));
+    ptx::fence_proxy_async_global();
+    return signal;
+  }
+  /// Looks again at once; every kLooks looks it reads the clock and has the stop words looked at.
+  __device__ Idle idle(std::size_t, Signal, Clock& clock) const {
+    if (++clock.looks % kLooks != 0) return Idle::again;
+    const std::int64_t now = ptx::globaltimer_nanoseconds();
+    if (clock.began == 0) clock.began = now;
+    const double waited = static_cast<double>(now - clock.began) * 1e-9;
+    return waited > clock.seconds ? Idle::expired : Idle::look_around;
+  }
+  __device__ bool stop_once() const { return ptx::exchange_relaxed_gpu(&state_.stopped, 1) == 0; }
+
+ private:
+  static constexpr std::uint32_t kLooks = 64;  // a look takes about 0.7 us
+
+  char* const* windows_;
+  std::size_t at_;
+  int rank_;
+  WindowState& state_;
+};
+
+/// The lanes of a warp. They call together.
+struct Warp {
+  __device__ int rank() const { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ int size() const { return 32; }
+  __device__ void sync() const { __syncwarp(); }
+  /// A shuffle orders no memory: the sync does.
+  __device__ int broadcast(int value) const {
+    value = __shfl_sync(0xffffffffu, value, 0);
+    __syncwarp();
+    return value;
+  }
+};
+
+/// Consecutive warps of a CTA, which meet at a named barrier of their own. `said` is a word of shared memory.
+class Warps {
+ public:
+  __device__ Warps(int first_warp, int warps, int barrier, int* said)
+      : first_(first_warp * 32), threads_(warps * 32), barrier_(barrier), said_(said) {}
+
+  __device__ int rank() const { return static_cast<int>(threadIdx.x) - first_; }
+  __device__ int size() const { return threads_; }
+  __device__ void sync() const { ptx::bar_sync(barrier_, threads_); }
+  __device__ int broadcast(int value) const {
+    if (rank() == 0) *said_ = value;
+    sync();
+    const int said = *said_;
+    sync();
+    return said;
+  }
+
+ private:
+  int first_, threads_, barrier_;
+  int* said_;
+};
+
+}  // namespace flexep
