@@ -4,7 +4,8 @@
 // relay on the home's rail adds its own domain's partial sums first, rounds, and pushes one row over the rail.
 // Every chunk is announced by everybody, empty or not: the reader then knows that nothing is missing.
 //
-// `Row` says how rows are added: partial(j), domain_sum(terms, count), each into a buffer of the lane; home(token, ...).
+// `Row` says how rows are added: partial(j, next, to), domain_sum(terms, count, to), home(token, terms, from, count).
+// They write where `Mem::target(rank, at, bytes)` says: memory in which the lane may put those bytes until its drain.
 #pragma once
 #include "kernels/args.h"
 #include "kernels/chunks.h"
@@ -49,7 +50,7 @@ FLEXEP_HD Status push_partials(Exchange<Mem, Team>& exchange, const CollectArgs&
         const int token = list.token[j] - chunk * C;
         const std::size_t at = to.channel == Channel::push ? layout.push_row(to.ring, chunk, token)
                                                            : layout.relay_push_row(to.ring, chunk, token);
-        exchange.mem().put(to.owner, at, row.partial(j, j + 1 < mine.end ? j + 1 : -1), row_bytes);
+        row.partial(j, j + 1 < mine.end ? j + 1 : -1, exchange.mem().target(to.owner, at, row_bytes));
       }
       exchange.ready(to.channel, to.line, chunk);
     }
@@ -86,8 +87,9 @@ FLEXEP_HD Status relay_partials(Exchange<Mem, Team>& exchange, const CollectArgs
               terms[count++] =
                   exchange.mem().view(me, layout.relay_push_row(domain * S + index, chunk, token), row_bytes);
           }
-          exchange.mem().put(home, layout.push_row(topology.domain(me), chunk, token),
-                             row.domain_sum(terms, count), row_bytes);
+          row.domain_sum(
+              terms, count,
+              exchange.mem().target(home, layout.push_row(topology.domain(me), chunk, token), row_bytes));
         }
       };
       const auto in = [&](int index) {

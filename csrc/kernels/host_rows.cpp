@@ -29,8 +29,7 @@ void HostPlace::place(int j, const void* row, const void* next) {
 HostAdd::HostAdd(const CollectArgs& args, int tokens)
     : args_(args),
       table_(row_table()),
-      stream_(streams(args.z, tokens, args.hidden * size_of(args.out_dtype))),
-      buffer_((args.hidden * size_of(args.wire) + 7) / 8) {
+      stream_(streams(args.z, tokens, args.hidden * size_of(args.out_dtype))) {
   for (float& one : ones_) one = 1.0f;
 }
 
@@ -50,28 +49,27 @@ int HostAdd::gather_terms(int j, const void** rows, float* weights) const {
   return count;
 }
 
-const void* HostAdd::partial(int j, int next) {
+void HostAdd::partial(int j, int next, void* to) {
   const void *rows[kMaxTopK], *next_rows[kMaxTopK];
   float weights[kMaxTopK], unused[kMaxTopK];
   int count = 1, next_count = 0;
   if (args_.flat) {
-    if (args_.dtype == args_.wire) return y(j);
+    if (args_.dtype == args_.wire)
+      return table_.copy(to, y(j), nullptr, args_.hidden * size_of(args_.wire), false);
     rows[0] = y(j), weights[0] = 1.0f;
   } else {
     count = gather_terms(j, rows, weights);
     if (next >= 0) next_count = gather_terms(next, next_rows, unused);
   }
   const Terms terms{rows, weights, nullptr, count, next_rows, next_count};
-  table_.reduce[static_cast<int>(args_.dtype)][static_cast<int>(args_.wire)](buffer_.data(), terms,
-                                                                             args_.wire, args_.hidden, false);
-  return buffer_.data();
+  table_.reduce[static_cast<int>(args_.dtype)][static_cast<int>(args_.wire)](to, terms, args_.wire,
+                                                                             args_.hidden, false);
 }
 
-const void* HostAdd::domain_sum(const void* const* rows, int count) {
+void HostAdd::domain_sum(const void* const* rows, int count, void* to) {
   const Terms terms{rows, ones_, nullptr, count, nullptr, 0};
   const int wire = static_cast<int>(args_.wire);
-  table_.reduce[wire][wire](buffer_.data(), terms, args_.wire, args_.hidden, false);
-  return buffer_.data();
+  table_.reduce[wire][wire](to, terms, args_.wire, args_.hidden, false);
 }
 
 void HostAdd::home(int token, const void* const* rows, const int* ranks, int count) {

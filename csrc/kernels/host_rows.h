@@ -1,7 +1,6 @@
 // What the host's roles do with a row: the row functors of ops/, one row at a time, while rows move.
 #pragma once
 #include <cstdint>
-#include <vector>
 
 #include "kernels/args.h"
 #include "kernels/collect.h"
@@ -43,8 +42,8 @@ class HostAdd {
  public:
   HostAdd(const CollectArgs& args, int tokens);
 
-  const void* partial(int j, int next);
-  const void* domain_sum(const void* const* terms, int count);
+  void partial(int j, int next, void* to);
+  void domain_sum(const void* const* terms, int count, void* to);
   void home(int token, const void* const* terms, const int* ranks, int count);
   void finish() {
     if (stream_) table_.fence();
@@ -59,7 +58,6 @@ class HostAdd {
   const CollectArgs& args_;
   const RowTable& table_;
   bool stream_;  // of z
-  std::vector<std::uint64_t> buffer_;
   float ones_[kMaxTopK];
 };
 

@@ -33,6 +33,11 @@ class HostMem {
     count(from, bytes);
     return windows_[from] + at;
   }
+  /// Where this lane may write such bytes itself, as a put would, until its next drain.
+  void* target(int to, std::size_t at, std::size_t bytes) {
+    count(to, bytes);
+    return windows_[to] + at;
+  }
   void drain() {}  // a put is a plain store: the post that follows orders it
   void post(int to, std::size_t at, Signal signal);
   void put_then_post(int to, std::size_t at, const void* from, std::size_t bytes, std::size_t word_at,
