@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SOURCE = Path(__file__).with_name("plan_lanes.cpp")
+from tests.cpp.compile import HERE, ROOT, compile_program, copy_planted, run_program
 
-
-def compile_and_run(include: Path, out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    compiler = shutil.which("c++") or shutil.which("g++")
-    assert compiler, "the tests need the C++ compiler that built flexep"
-    program = out / "plan_lanes"
-    subprocess.run(
-        [compiler, "-std=c++20", "-O1", "-pthread", *flags, f"-I{include}", str(SOURCE), "-o", str(program)],
-        check=True,
-        timeout=120,
-    )
-    return subprocess.run([str(program)], capture_output=True, text=True, timeout=60)
+# Under TSan a missing sync is a report (and exit code 66) even when the words come out right.
+FLAGS = ("-O1", "-g", "-fsanitize=thread")
 
 
 def test_any_number_of_lanes_writes_the_same_plan(tmp_path: Path) -> None:
-    done = compile_and_run(ROOT / "csrc", tmp_path, *THREADS_CHECKED)
+    done = run_program(compile_program(tmp_path / "lanes", [HERE / "plan_lanes.cpp"], ROOT / "csrc", *FLAGS))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "equal" in done.stdout
 
-
-# Under TSan a missing sync is a report (and exit code 66) even when the words come out right.
-THREADS_CHECKED = ("-fsanitize=thread", "-g")
 
 MUTANTS = {
     "lanes start at zero": ("plan/assign.h", "sum += n;", ""),
@@ -46,10 +31,6 @@ MUTANTS = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_seen(name: str, tmp_path: Path) -> None:
-    file, right, wrong = MUTANTS[name]
-    include = shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
-    text = (include / file).read_text()
-    assert text.count(right) >= 1, f"the mutant {name!r} no longer fits {file}"
-    (include / file).write_text(text.replace(right, wrong, 1))
-    done = compile_and_run(include, tmp_path, *THREADS_CHECKED)
+    include = copy_planted(tmp_path, *MUTANTS[name])
+    done = run_program(compile_program(tmp_path / "lanes", [HERE / "plan_lanes.cpp"], include, *FLAGS))
     assert done.returncode != 0, f"{name}: {done.stdout}"

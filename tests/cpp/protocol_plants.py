@@ -1,0 +1,169 @@
+"""Bugs to plant in copies of csrc/proto, and where the simulator must notice each.
+
+All of them go into one copy, which is compiled once: the environment variable PLANTED chooses one when a program runs.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cpp.compile import ROOT
+
+
+@dataclass(frozen=True)
+class Plant:
+    """`right` is an expression, or statements that end with ';'. `seen_in`: a scenario. `seen_as`: its failure."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+    seen_in: str
+    seen_as: str
+
+
+SETTLE = "mem_.drain();\n    team_.sync();"
+READ = "mem_.drain();  // what was read asynchronously has been read\n    team_.sync();"
+GIVEN_BACK = "last ? make_signal(op_.epoch + 1, 0, op_.op) : signal(chunk + 1)"
+ARRIVED = "await(ready_word(channel), line.here, signal(chunk + 1), line.peer)"
+ARRIVED_BEFORE = (
+    "await(ready_word(channel), line.here, make_signal(op_.epoch - 1, chunk + 1, op_.op), line.peer)"
+)
+EMPTIED = "await(free_word(channel), line.here, make_signal(op_.epoch + 1, 0, op_.op), line.peer)"
+GAVE_UP = "mem.load(layout.word(Word::stopped, peer)) == kGaveUp"
+LEFT = "mem.load(layout.word(Word::stopped, awaited)) == kLeft"
+STOP_ONCE = "if (!mem_.stop_once()) return;"
+STOP_FIRST = "if (!mem_.stop_once() || waited.status == Status::stopped) return;"
+RELAY_LINE = "return {member, domain(source) * domain_size + index(member), source};"
+RELAY_LINE_OF_OTHER = "return {member, source, index(member)};"
+RELAY_ARRIVES = """\
+const Status status = exchange.arrive(from, in(i), chunk);
+    if (status != Status::arrived) return status;"""
+RELAY_MOVES = """\
+move();
+  exchange.settle();
+  for (int i = 0; i < num_out; ++i) exchange.announce(to, out(i), chunk);
+  for (int i = 0; i < num_in; ++i) exchange.release(from, in(i), chunk, last);"""
+RELAY_MOVES_LATE = """\
+for (int i = 0; i < num_in; ++i) exchange.release(from, in(i), chunk, last);
+  move();
+  exchange.settle();
+  for (int i = 0; i < num_out; ++i) exchange.announce(to, out(i), chunk);"""
+
+EXCHANGE, BARRIER, RELAY = "proto/exchange.h", "proto/barrier.h", "proto/relay.h"
+WAIT, WINDOW, TOPOLOGY = "proto/wait.h", "proto/window.h", "proto/topology.h"
+
+PULLED, SUM, BOARD, RECORD = "a pulled row differs", "a sum differs", "a board differs", "a record differs"
+OWNER, GROWTH, DEADLOCK, NO_END = "another writer", "a word does not grow", "deadlock", "no end"
+
+PLANTS = [
+    Plant("missing drain of a chunk", EXCHANGE, SETTLE, "team_.sync();", "push", SUM),
+    Plant("missing team sync after puts", EXCHANGE, SETTLE, "mem_.drain();", "pull", PULLED),
+    Plant("missing team sync after reads", EXCHANGE, READ, "mem_.drain();", "push", SUM),
+    Plant("missing settle of a board", BARRIER, "exchange.settle();", "", "publish", BOARD),
+    Plant("early credit: one chunk too many", EXCHANGE, GIVEN_BACK, "signal(chunk + 2)", "push relay", SUM),
+    Plant("early credit: all at once", EXCHANGE, GIVEN_BACK, "signal(kMaxChunks)", "records", GROWTH),
+    Plant("early credit of a relay", RELAY, RELAY_MOVES, RELAY_MOVES_LATE, "push relay", SUM),
+    Plant(
+        "reuse of a chunk too soon",
+        EXCHANGE,
+        "signal(chunk + 1 - slots)",
+        "signal(chunk - slots)",
+        "push",
+        SUM,
+    ),
+    Plant("reuse of a chunk by the next operation", EXCHANGE, "last != 0", "false", "pull", PULLED),
+    Plant("reuse of a board too soon", WINDOW, "static_cast<std::size_t>(parity)", "0u", "publish", BOARD),
+    Plant("reuse of registered rows too soon", EXCHANGE, EMPTIED, "Status::arrived", "pull", PULLED),
+    Plant("stale epoch of a reader", EXCHANGE, ARRIVED, ARRIVED_BEFORE, "push", SUM),
+    Plant("stale epoch of a writer", EXCHANGE, "last = op_.epoch;", "last = op_.epoch - 1;", "pull", PULLED),
+    Plant(
+        "wrong word owner",
+        EXCHANGE,
+        "layout_.word(ready_word(channel), line.there)",
+        "layout_.word(ready_word(channel), line.here)",
+        "push",
+        OWNER,
+    ),
+    Plant("wrong word owner of a relay", TOPOLOGY, RELAY_LINE, RELAY_LINE_OF_OTHER, "push relay", OWNER),
+    Plant("relay forwarding before arrival", RELAY, RELAY_ARRIVES, "", "pull relay", PULLED),
+    Plant(
+        "relay waits for its first reader only",
+        RELAY,
+        "exchange.claim(to, out(i), chunk)",
+        "i > 0 ? Status::arrived : exchange.claim(to, out(i), chunk)",
+        "pull relay",
+        PULLED,
+    ),
+    Plant("abort ignored", WAIT, GAVE_UP, "false", "one never comes", NO_END),
+    Plant(
+        "abort ignored by a relay",
+        RELAY,
+        RELAY_ARRIVES,
+        "exchange.arrive(from, in(i), chunk);",
+        "one is killed in a pull",
+        PULLED,
+    ),
+    Plant(
+        "abort told to nobody", EXCHANGE, "step < topology().ranks", "step < 1", "one never comes", DEADLOCK
+    ),
+    Plant("abort not passed on", EXCHANGE, STOP_ONCE, STOP_FIRST, "one dies while it tells", DEADLOCK),
+    Plant("abort told in one's own name", EXCHANGE, "fault = *said;", "", "one never comes", "fault record"),
+    Plant("leaving ignored", WAIT, LEFT, "false", "one leaves early", DEADLOCK),
+    Plant(
+        "leaving ends every wait",
+        WAIT,
+        GAVE_UP,
+        GAVE_UP.replace("== kGaveUp", "!= 0"),
+        "all leave",
+        "a wait failed",
+    ),
+    Plant(
+        "leaving ends a wait unread",
+        WAIT,
+        "if (!has_reached(last, want)) return {Status::left, last, -1};",
+        "return {Status::left, got, -1};",
+        "all leave",
+        "a wait failed",
+    ),
+    Plant(
+        "other operation taken for one's own",
+        WAIT,
+        "other ? Status::mismatched : Status::arrived",
+        "Status::arrived",
+        "one runs something else",
+        "did not learn",
+    ),
+]
+
+
+def plant_all(to: Path) -> Path:
+    """A copy of csrc under `to` that holds every plant; its include path."""
+    include = Path(shutil.copytree(ROOT / "csrc", to / "csrc"))
+    sites: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
+    for number, plant in enumerate(PLANTS, start=1):
+        sites[plant.file, plant.right].append((number, plant.wrong))
+    for (file, right), wrongs in sites.items():
+        text = (include / file).read_text()
+        assert text.count(right) == 1, f"planted bugs no longer fit {file}: {right}"
+        (include / file).write_text(text.replace(right, choose(right, wrongs)))
+    for file in {file for file, _ in sites}:  # what may be planted is no constant
+        text = (include / file).read_text()
+        (include / file).write_text(text.replace("FLEXEP_HD constexpr ", "FLEXEP_HD "))
+    chosen = '#include <cstdlib>\nnamespace flexep { inline const int planted = std::atoi(std::getenv("PLANTED")); }\n'
+    lowest = include / "proto/signal.h"
+    lowest.write_text(lowest.read_text() + chosen)
+    return include
+
+
+def choose(right: str, wrongs: list[tuple[int, str]]) -> str:
+    """C++ that does what is right, or one of the wrong things if its number is planted."""
+    if not right.endswith(";"):
+        for number, wrong in wrongs:
+            right = f"(planted == {number} ? ({wrong}) : ({right}))"
+        return right
+    text = "".join(f"if (planted == {number}) {{ {wrong} }}\n    else " for number, wrong in wrongs)
+    return text + f"{{ {right} }}"

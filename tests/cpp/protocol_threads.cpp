@@ -1,0 +1,99 @@
+// The scenarios of the simulator on real threads over real windows: `protocol_threads SEEDS PLANT`. Under TSan a missing
+// order is a report; under ASan a row outside its window is. PLANT is "none", "missing release" or "missing team sync".
+#include <atomic>
+#include <barrier>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "mem/host.h"
+#include "mem/host_team.h"
+#include "sim/judge.h"
+
+namespace {
+
+using namespace flexep;
+using namespace flexep::sim;
+
+class RelaxedMem : public HostMem {
+ public:
+  RelaxedMem(char* const* windows, const Topology& topology, int rank, WindowState& state)
+      : HostMem(windows, topology, rank, state), to_(windows) {}
+  void post(int to, std::size_t at, Signal signal) {
+    std::atomic_ref<Signal>(*reinterpret_cast<Signal*>(to_[to] + at))
+        .store(signal, std::memory_order_relaxed);
+  }
+
+ private:
+  char* const* to_;
+};
+struct NoSync : ThreadTeam {
+  using ThreadTeam::ThreadTeam;
+  void sync() const {}
+};
+
+struct Free {
+  void operator()(char* memory) const { std::free(memory); }
+};
+
+template <class Mem, class Team>
+std::string run(const Scenario& scenario, std::uint64_t seed) {
+  const World world(scenario, seed);
+  const int R = world.topology().ranks, per_rank = world.teams() * world.lanes;
+  std::vector<std::unique_ptr<char, Free>> memory;
+  std::vector<char*> windows;
+  std::vector<WindowState> states(R);
+  std::vector<RankState> ranks;
+  std::vector<std::unique_ptr<std::barrier<>>> meetings;
+  std::vector<std::unique_ptr<Meeting>> teams;
+  for (int rank = 0; rank < R; ++rank) {
+    memory.emplace_back(static_cast<char*>(std::aligned_alloc(WindowLayout::kAlign, world.layout.bytes)));
+    windows.push_back(memory.back().get());
+    std::memset(windows.back(), 0, world.layout.bytes);
+    ranks.emplace_back(world, rank);
+    meetings.push_back(std::make_unique<std::barrier<>>(per_rank));
+    for (int team = 0; team < world.teams(); ++team) teams.push_back(std::make_unique<Meeting>(world.lanes));
+  }
+  std::atomic<const char*> failure = nullptr;
+  const auto wrong = [&](const char* what) { failure = what; };
+  std::vector<std::thread> threads;
+  for (int lane = 0; lane < R * per_rank; ++lane)
+    threads.emplace_back([&, lane] {
+      const int rank = lane / per_rank;
+      Mem mem(windows.data(), world.topology(), rank, states[rank]);
+      Team team(lane % world.lanes, world.lanes, *teams[lane / world.lanes]);
+      const auto meet = [&] { meetings[rank]->arrive_and_wait(); };
+      run_lane(world, rank, lane / world.lanes % world.teams(), mem, team, meet, ranks[rank], wrong);
+    });
+  for (std::thread& thread : threads) thread.join();
+  return failure ? failure.load() : judge(world, ranks);
+}
+
+bool runs_here(Fate fate) { return fate != Fate::one_killed && fate != Fate::dies_telling; }
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int seeds = argc > 1 ? std::atoi(argv[1]) : 10;
+  const std::string plant = argc > 2 ? argv[2] : "none";
+  const auto play = plant == "missing release"     ? run<RelaxedMem, ThreadTeam>
+                    : plant == "missing team sync" ? run<HostMem, NoSync>
+                                                   : run<HostMem, ThreadTeam>;
+  int failures = 0;
+  for (const Scenario& scenario : kScenarios) {
+    if (!runs_here(scenario.fate)) continue;
+    // A wait that must expire takes its second.
+    const int worlds = scenario.fate == Fate::one_absent ? 2 : seeds;
+    for (int seed = 0; seed < worlds; ++seed) {
+      const std::string failure = play(scenario, seed);
+      if (failure.empty()) continue;
+      std::printf("%s, seed %d: %s\n", scenario.name, seed, failure.c_str());
+      ++failures;
+    }
+    std::printf("%s: %d worlds\n", scenario.name, worlds);
+  }
+  return failures != 0;
+}

@@ -1,0 +1,244 @@
+// What every lane of every rank does in a world: the roles of csrc/kernels over the handshake, operation after operation,
+// and what must have come of it. A template over Mem and Team: the simulator and threads run this text.
+#pragma once
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kernels/collect.h"
+#include "kernels/deliver.h"
+#include "kernels/records.h"
+#include "world.h"
+
+namespace flexep::sim {
+
+/// How a rank ended. Each team writes its own status; the rest is written when all its lanes have met.
+struct Ending {
+  Status of_team[3] = {Status::arrived, Status::arrived, Status::arrived};
+  Status status = Status::arrived;
+  int epochs = 0;     // operations that ended well
+  bool over = false;  // false if the rank was killed
+  FaultRecord fault;
+};
+
+/// What the lanes of a rank share.
+struct RankState {
+  std::vector<Epoch> last_used;
+  std::vector<std::vector<std::int32_t>> ints;       // of each operation, the boards as they were read
+  std::vector<std::vector<std::uint64_t>> received;  // and the records
+  Ending ending;
+
+  RankState(const World& world, int rank)
+      : last_used(kChannels * world.topology().ranks), ints(world.epochs), received(world.epochs) {
+    for (int epoch = 1; epoch <= world.epochs; ++epoch) {
+      const Plan& plan = world.plan_of(epoch, rank);
+      std::size_t records = 0;
+      for (int n : plan.recv_splits) records += n;
+      ints[epoch - 1].resize(plan.ints.size() * world.topology().ranks);
+      received[epoch - 1].resize(records);
+    }
+  }
+};
+
+/// `Wrong` is told in words what came out wrong.
+template <class Wrong>
+struct PlaceCheck {
+  const World& world;
+  const Plan& plan;
+  int epoch;
+  const Wrong& wrong;
+
+  template <class Team>
+  void pad(const Team&) const {}
+  void place(int j, const void* row, const void*) const {
+    int source = 0;
+    while (plan.arrival_base[source + 1] <= j) ++source;
+    const Row want = world.row(epoch, source, plan.arrival_token[j], source);
+    if (std::memcmp(row, want.data(), kRowBytes) != 0) wrong("a pulled row differs");
+  }
+};
+
+template <class Wrong>
+struct AddCheck {
+  const World& world;
+  const Plan& plan;
+  int epoch, me;
+  const Wrong& wrong;
+
+  void partial(int j, int, void* to) const {
+    int home = 0;
+    while (plan.arrival_base[home + 1] <= j) ++home;
+    const Row row = world.row(epoch, home, plan.arrival_token[j], me);
+    std::memcpy(to, row.data(), kRowBytes);
+  }
+  void domain_sum(const void* const* terms, int count, void* to) const {
+    const Row row = sum(terms, count);
+    std::memcpy(to, row.data(), kRowBytes);
+  }
+  void home(int token, const void* const* terms, const int*, int count) const {
+    if (sum(terms, count) != wanted(token)) wrong("a sum differs");
+  }
+
+ private:
+  static Row sum(const void* const* terms, int count) {
+    Row sum{};
+    for (int i = 0; i < count; ++i) {
+      Row term;
+      std::memcpy(term.data(), terms[i], kRowBytes);
+      World::fold(sum, term);
+    }
+    return sum;
+  }
+  Row wanted(int token) const {
+    const Topology& topology = world.topology();
+    Row all{};
+    for (int domain = 0; domain < topology.domains(); ++domain) {
+      Row of_domain{};
+      for (int i = 0; i < topology.domain_size; ++i) {
+        const int from = topology.rank_of(domain, i);
+        if (!world.goes(epoch, me, token, from)) continue;
+        const Row term = world.row(epoch, me, token, from);
+        World::fold(topology.domains() > 1 ? of_domain : all, term);
+      }
+      if (topology.domains() > 1 && world.goes_into(epoch, me, token, domain)) World::fold(all, of_domain);
+    }
+    return all;
+  }
+};
+
+/// One lane's part of one operation. Team 0 receives, team 1 sends, team 2 relays.
+template <class Mem, class Team, class Wrong>
+class Roles {
+ public:
+  Roles(const World& world, int epoch, Exchange<Mem, Team>& exchange, RankState& state, const Wrong& wrong)
+      : world_(world), epoch_(epoch), exchange_(exchange), state_(state), wrong_(wrong) {}
+
+  Status play(int team, int page) {
+    switch (world_.kind(epoch_)) {
+      case Kind::publish:
+        return team == 0 ? publish_board(page) : Status::arrived;
+      case Kind::records:
+        return records(team);
+      case Kind::deliver:
+        return deliver(team);
+      default:
+        return collect(team);
+    }
+  }
+
+  /// After all lanes of the rank have met: what came in by copies.
+  void check() const {
+    const int me = exchange_.rank(), count = static_cast<int>(plan().ints.size());
+    std::size_t at = 0;
+    if (world_.kind(epoch_) == Kind::publish) {
+      for (int r = 0; r < world_.topology().ranks; ++r)
+        for (int i = 0; i < count; ++i)
+          if (state_.ints[epoch_ - 1][at++] != world_.integer(epoch_, r, i)) wrong_("a board differs");
+    }
+    if (world_.kind(epoch_) == Kind::records) {
+      for (int r = 0; r < world_.topology().ranks; ++r)
+        for (int i = 0; i < plan().recv_splits[r]; ++i)
+          if (state_.received[epoch_ - 1][at++] != world_.record(epoch_, r, me, i))
+            wrong_("a record differs");
+    }
+  }
+
+ private:
+  const Plan& plan() const { return world_.plan_of(epoch_, exchange_.rank()); }
+
+  Status publish_board(int page) {
+    const PublishArgs args{plan().ints.data(), static_cast<int>(plan().ints.size()),
+                           state_.ints[epoch_ - 1].data()};
+    return publish_ints(exchange_, page, args, std::memcpy);
+  }
+  Status records(int team) {
+    const RecordArgs args{plan().records.data(), plan().send_splits.data(),
+                          state_.received[epoch_ - 1].data(), plan().recv_splits.data(), kRecordBytes};
+    if (team == 0) return take_records(exchange_, args, std::memcpy);
+    return team == 1 ? send_records(exchange_, args) : Status::arrived;
+  }
+  Arrivals arrivals() const {
+    return {plan().arrival_token.data(), plan().arrival_base.data(), nullptr, world_.topology().ranks};
+  }
+  Relayed relayed() const {
+    return {plan().relay_token.data(), plan().relay_base.data(), plan().members.data()};
+  }
+  Status deliver(int team) {
+    DeliverArgs args{};
+    args.tokens_of = plan().tokens_of.data(), args.x = plan().x.data();
+    args.arrivals = arrivals(), args.relayed = relayed();
+    args.dtype = DType::u8, args.hidden = kRowBytes;
+    args.registered = plan().registered.data();
+    const PlaceCheck<Wrong> place{world_, plan(), epoch_, wrong_};
+    if (team == 0) return place_rows(exchange_, args, place);
+    return team == 1 ? offer(args) : relay_rows(exchange_, args);
+  }
+  /// Rows that live in the window are written there before the operation, and are the caller's again after it.
+  Status offer(const DeliverArgs& args) {
+    static constexpr Row kOther{~0u, ~0u, ~0u, ~0u};
+    const int me = exchange_.rank(), rows = args.registered[me] ? args.tokens_of[me] : 0;
+    const auto write = [&](const auto& row_of) {
+      const Range mine = share(exchange_.team(), {0, rows});
+      for (int token = mine.begin; token < mine.end; ++token)
+        exchange_.mem().put(me, world_.layout.registered_row(token), row_of(token), kRowBytes);
+    };
+    write([&](int token) { return plan().x[token].data(); });
+    const Status status = offer_rows(exchange_, args);
+    if (status != Status::arrived) return status;
+    write([](int) { return kOther.data(); });
+    exchange_.settle();
+    return Status::arrived;
+  }
+  Status collect(int team) {
+    CollectArgs args{};
+    args.tokens_of = plan().tokens_of.data(), args.home_rank = plan().home_rank.data();
+    args.arrivals = arrivals(), args.relayed = relayed();
+    args.dtype = args.wire = args.out_dtype = DType::u8, args.hidden = kRowBytes;
+    const AddCheck<Wrong> add{world_, plan(), epoch_, exchange_.rank(), wrong_};
+    if (team == 0) return add_home(exchange_, args, add);
+    return team == 1 ? push_partials(exchange_, args, add) : relay_partials(exchange_, args, add);
+  }
+
+  const World& world_;
+  int epoch_;
+  Exchange<Mem, Team>& exchange_;
+  RankState& state_;
+  const Wrong& wrong_;
+};
+
+/// All operations of one lane. `meet()` joins all lanes of the rank.
+template <class Mem, class Team, class Meet, class Wrong>
+void run_lane(const World& world, int rank, int team_number, Mem& mem, Team& team, const Meet& meet,
+              RankState& state, const Wrong& wrong) {
+  Ending& ending = state.ending;
+  const bool first = team_number == 0 && team.rank() == 0;
+  int boards = 0;
+  for (int epoch = 1; epoch <= world.last_epoch(rank); ++epoch) {
+    const Operation operation{rank, static_cast<Epoch>(epoch), world.op(epoch, rank), state.last_used.data(),
+                              world.seconds(rank)};
+    Exchange<Mem, Team> exchange(mem, team, world.layout, operation);
+    Roles<Mem, Team, Wrong> roles(world, epoch, exchange, state, wrong);
+    const int page = boards % 2;
+    if (world.kind(epoch) == Kind::publish) ++boards;
+    const Status status = roles.play(team_number, page);
+    if (team.rank() == 0) ending.of_team[team_number] = status;
+    meet();
+    if (first) {
+      for (Status of_team : ending.of_team)
+        if (of_team != Status::arrived) ending.status = of_team;
+      if (ending.status == Status::arrived) roles.check(), ++ending.epochs;
+    }
+    meet();
+    if (ending.status != Status::arrived) break;
+  }
+  if (!first) return;
+  if (ending.status != Status::arrived)
+    std::memcpy(&ending.fault, mem.view(rank, world.layout.faults.of(rank), sizeof(FaultRecord)),
+                sizeof(FaultRecord));
+  if (world.leaves(rank) && mem.stop_once())
+    for (int to = 0; to < world.topology().ranks; ++to)
+      mem.post(to, world.layout.word(Word::stopped, rank), kLeft);
+  ending.over = true;
+}
+
+}  // namespace flexep::sim
