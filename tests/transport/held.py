@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,15 @@ def is_mapped(address: int) -> bool:
 def window_mappings() -> int:
     """Windows that this process has mapped, its own and those of peers."""
     return sum("memfd:flexep-window" in text for _, _, text in _maps())
+
+
+def open_files() -> set[str]:
+    """Everything that this process has open or mapped and that has a name in the file system."""
+    found = {text.split(maxsplit=5)[5] for _, _, text in _maps() if "/" in text}
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the one that listed them
+            found.add(os.readlink(f"/proc/self/fd/{fd}"))
+    return {path for path in found if os.path.exists(path)}
 
 
 def _maps() -> list[tuple[int, int, str]]:

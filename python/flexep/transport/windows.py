@@ -23,6 +23,7 @@ from flexep.errors import (
     ArgumentError,
     CollectiveMismatch,
     FlexEPError,
+    PeerLost,
     PeerRefused,
     Timeout,
     Unavailable,
@@ -138,10 +139,15 @@ class _Opening:
         self._mappings = []
 
     def _together(self, act: Callable[[], T]) -> list[T]:
-        """What `act` returned on every rank. If it raised anywhere: its own error there, PeerRefused elsewhere."""
+        """What `act` returned on every rank. If it raised anywhere: its own error there, PeerRefused elsewhere.
+
+        A lost or late peer would not hear of it: then nobody is told, and the others find out as this rank did.
+        """
         value = error = None
         try:
             value = act()
+        except (PeerLost, Timeout):
+            raise
         except FlexEPError as refused:
             error = refused
         except OSError as failed:
