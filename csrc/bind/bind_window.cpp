@@ -110,6 +110,7 @@ void bind_reports(py::module_& m) {
   py::class_<FaultRecord>(m, "FaultRecord")
       .def_readonly("epoch", &FaultRecord::epoch)
       .def_readonly("op", &FaultRecord::op)
+      .def_readonly("status", &FaultRecord::status)
       .def_readonly("waiter", &FaultRecord::waiter)
       .def_readonly("awaited", &FaultRecord::awaited)
       .def_readonly("word", &FaultRecord::word)

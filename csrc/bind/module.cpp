@@ -9,4 +9,5 @@ PYBIND11_MODULE(_C, m) {
   flexep::bind_plan(m);
   flexep::bind_ops(m);
   flexep::bind_window(m);
+  flexep::bind_device(m);
 }

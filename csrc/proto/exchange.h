@@ -123,6 +123,11 @@ class Exchange {
     return waited.status;
   }
 
+  /// Stops the window without a wait: this operation may not run.
+  FLEXEP_HD void refuse(Status why) {
+    if (team_.rank() == 0) stop({why, 0, -1}, Word::stopped, 0, op_.rank);
+  }
+
  private:
   /// Tells every peer, once a rank, so that nobody waits for somebody who has given up. What a peer said is passed on:
   /// it may have died while it told the others.

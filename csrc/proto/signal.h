@@ -35,6 +35,7 @@ enum class Status : std::int32_t {
   stopped = 2,     // a peer gave up and said so
   left = 3,        // the awaited peer destroyed its side of the window, and what it had posted is not enough
   mismatched = 4,  // the awaited peer is in another operation of the same epoch
+  busy = 5,        // no wait: another operation runs on the window
 };
 
 }  // namespace flexep

@@ -1,0 +1,42 @@
+#include <pybind11/stl.h>
+
+#include <optional>
+
+#include "bind/bind.h"
+#include "kernels/device_exec.h"
+
+namespace flexep {
+
+namespace py = pybind11;
+
+void bind_device(py::module_& m) {
+  using Address = uintptr_t;
+  py::class_<DeviceWorld>(m, "DeviceWorld")
+      .def(py::init([](const WindowShape& shape, Address windows, Address states, Address reports,
+                       Address moved) { return DeviceWorld{shape, windows, states, reports, moved}; }),
+           py::kw_only(), py::arg("shape"), py::arg("windows"), py::arg("states"), py::arg("reports"),
+           py::arg("moved"));
+  m.attr("MAX_DEVICE_RANKS") = kMaxDeviceRanks;
+  m.attr("MAX_DEVICE_OPS") = kMaxDeviceOps;
+  m.def("device_state_bytes", &device_state_bytes, py::arg("ranks"));
+  m.def("device_report_bytes", &device_report_bytes, py::arg("ranks"));
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  const auto with_arguments = [&](const char* name, auto* launch) {
+    m.def(name, launch, unlocked, py::arg("world"), py::arg("args"), py::arg("op"), py::arg("seconds"),
+          py::arg("stream"));
+  };
+  with_arguments("device_publish", &launch_publish);
+  with_arguments("device_exchange_records", &launch_records);
+  with_arguments("device_deliver", &launch_deliver);
+  with_arguments("device_collect", &launch_collect);
+  m.def(
+      "device_fault",
+      [](const DeviceWorld& world, int rank) -> std::optional<FaultRecord> {
+        FaultRecord fault;
+        if (!read_report(world, rank, fault)) return std::nullopt;
+        return fault;
+      },
+      py::arg("world"), py::arg("rank"));
+}
+
+}  // namespace flexep

@@ -1,0 +1,32 @@
+// Stands in for device_exec.cu in a build without nvcc: every entry raises with the option to set.
+#if !defined(FLEXEP_WITH_CUDA)
+#include "base/error.h"
+#include "kernels/device_exec.h"
+
+namespace flexep {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw NotBuilt("ranks on one GPU are not in this build; build with nvcc on PATH and -DFLEXEP_CUDA=ON");
+}
+
+}  // namespace
+
+std::int64_t device_state_bytes(int) { refuse(); }
+std::int64_t device_report_bytes(int) { refuse(); }
+void launch_publish(const DeviceWorld&, const std::vector<PublishArgs>&, int, double, std::uintptr_t) {
+  refuse();
+}
+void launch_records(const DeviceWorld&, const std::vector<RecordArgs>&, int, double, std::uintptr_t) {
+  refuse();
+}
+void launch_deliver(const DeviceWorld&, const std::vector<DeliverArgs>&, int, double, std::uintptr_t) {
+  refuse();
+}
+void launch_collect(const DeviceWorld&, const std::vector<CollectArgs>&, int, double, std::uintptr_t) {
+  refuse();
+}
+bool read_report(const DeviceWorld&, int, FaultRecord&) { refuse(); }
+
+}  // namespace flexep
+#endif

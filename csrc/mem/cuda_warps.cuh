@@ -1,0 +1,157 @@
+// The device's Mem and Team where a lane of a role is a whole warp: rows go by ordinary 16-byte loads and stores. All
+// threads of a warp call together and get the same answers.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "mem/cuda.cuh"
+#include "mem/moved.h"
+
+namespace flexep {
+
+/// The warps of a CTA as the lanes of a team. `said` is a word of shared memory.
+class CtaWarps {
+ public:
+  __device__ explicit CtaWarps(int* said) : said_(said) {}
+
+  __device__ int rank() const { return static_cast<int>(threadIdx.x) / 32; }
+  __device__ int size() const { return static_cast<int>(blockDim.x) / 32; }
+  __device__ void sync() const { __syncthreads(); }
+  __device__ int broadcast(int value) const {
+    if (threadIdx.x == 0) *said_ = value;
+    sync();
+    const int said = *said_;
+    sync();
+    return said;
+  }
+
+ private:
+  int* said_;
+};
+
+/// What a rank keeps beside its window, in its GPU's memory, zeroed at first. Followed by last_used.
+struct DeviceState {
+  static constexpr int kMaxRoles = 4;
+
+  WindowState window;
+  std::uint32_t running[kMaxRoles] = {};  // 1 while that role of an operation runs
+  std::uint32_t ended = 0;                // roles of this operation that have ended
+};
+
+/// Where the host looks for a rank's failure: memory that both see.
+struct DeviceReport {
+  FaultRecord fault;
+  std::uint32_t failed = 0;  // written last
+};
+
+class WarpMem {
+ public:
+  __device__ WarpMem(char* const* windows, const Topology& topology, int rank, DeviceState& state)
+      : mem_(windows, 0, rank, state.window), topology_(topology), rank_(rank) {}
+
+  __device__ void put(int to, std::size_t at, const void* from, std::size_t bytes) {
+    copy(target(to, at, bytes), from, bytes);
+  }
+  __device__ const void* view(int from, std::size_t at, std::size_t bytes) {
+    count(from, bytes);
+    return mem_.view(from, at, bytes);
+  }
+  /// Where this warp may write such bytes itself, as a put would, until its next drain.
+  __device__ void* target(int to, std::size_t at, std::size_t bytes) {
+    count(to, bytes);
+    return mem_.address(to, at);
+  }
+  __device__ void drain() const {}  // ordinary stores: the post that follows orders them
+  __device__ void post(int to, std::size_t at, Signal signal) const {
+    __syncwarp();  // orders the other threads' accesses before lane 0's release
+    if (lane() == 0) mem_.post(to, at, signal);
+  }
+  __device__ void put_then_post(int to, std::size_t at, const void* from, std::size_t bytes,
+                                std::size_t word_at, Signal signal) const {
+    if (lane() == 0) mem_.put_then_post(to, at, from, bytes, word_at, signal);
+    __syncwarp();
+  }
+  __device__ Signal load(std::size_t at) const {
+    Signal signal = 0;
+    if (lane() == 0) signal = mem_.load(at);
+    signal = __shfl_sync(0xffffffffu, signal, 0);
+    __syncwarp();  // a shuffle orders no memory
+    return signal;
+  }
+  __device__ Idle idle(std::size_t at, Signal seen, Clock& clock) const {
+    int next = 0;
+    if (lane() == 0) next = static_cast<int>(mem_.idle(at, seen, clock));
+    return static_cast<Idle>(__shfl_sync(0xffffffffu, next, 0));
+  }
+  __device__ bool stop_once() const {
+    int first = 0;
+    if (lane() == 0) first = mem_.stop_once();
+    return __shfl_sync(0xffffffffu, first, 0) != 0;
+  }
+
+  /// `bytes` by the warp, 16 at a time where both ends allow it, else 4.
+  __device__ static void copy(void* to, const void* from, std::size_t bytes) {
+    const auto both = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | bytes;
+    if (both % 16 == 0)
+      copy_as<uint4>(to, from, bytes);
+    else
+      copy_as<std::uint32_t>(to, from, bytes);
+  }
+  __device__ const Moved& moved() const { return moved_; }
+
+ private:
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  template <class T>
+  __device__ static void copy_as(void* to, const void* from, std::size_t bytes) {
+    for (std::size_t i = lane(); i < bytes / sizeof(T); i += 32)
+      static_cast<T*>(to)[i] = static_cast<const T*>(from)[i];
+  }
+  __device__ void count(int peer, std::size_t bytes) {
+    if (peer == rank_) return;
+    const auto n = static_cast<std::int64_t>(bytes);
+    moved_.add({1, n, 0, 0});
+    if (topology_.domain(peer) != topology_.domain(rank_)) moved_.add({0, 0, 1, n});
+  }
+
+  CudaMem mem_;
+  Topology topology_;
+  int rank_;
+  Moved moved_;
+};
+
+/// First thing of a role, by the whole CTA: false if that role of another operation still runs.
+__device__ inline bool begin_role(DeviceState& state, int role, int* said) {
+  if (threadIdx.x == 0) *said = ptx::exchange_relaxed_gpu(&state.running[role], 1) == 0;
+  __syncthreads();
+  const bool free = *said != 0;
+  __syncthreads();
+  return free;
+}
+
+/// Last thing of a role, by the whole CTA; returns true on thread 0 of the last role of the rank to end. That thread
+/// then owns the state until the kernel ends.
+__device__ inline bool end_role(DeviceState& state, int role, int roles, const Moved& moved, Moved& total) {
+  if (threadIdx.x % 32 == 0) {
+    auto* const counters = reinterpret_cast<unsigned long long*>(&total);
+    const std::int64_t mine[] = {moved.rows, moved.bytes, moved.rail_rows, moved.rail_bytes};
+    for (int i = 0; i < 4; ++i)
+      if (mine[i] != 0) atomicAdd(counters + i, static_cast<unsigned long long>(mine[i]));
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return false;
+  ptx::exchange_relaxed_gpu(&state.running[role], 0);
+  __threadfence();
+  const bool last = atomicAdd(&state.ended, 1u) + 1 == static_cast<unsigned>(roles);
+  __threadfence();
+  if (last) state.ended = 0;
+  return last;
+}
+
+/// Makes a failure visible to the host.
+__device__ inline void report_failure(DeviceReport& report, const FaultRecord& fault) {
+  report.fault = fault;
+  __threadfence_system();
+  *static_cast<volatile std::uint32_t*>(&report.failed) = 1;
+}
+
+}  // namespace flexep
