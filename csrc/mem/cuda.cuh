@@ -1,6 +1,6 @@
 // The device's Mem: windows of GPUs that load and store each other's memory. What it promises is in proto/exchange.h.
 // Below are the instructions, one function each, named by what they do, in which order and in which scope; then the
-// teams of a CTA. Rows travel by the copy engine of an SM (TMA, the "async proxy"): see mem/ring.cuh.
+// team that a warp is. Rows travel by the copy engine of an SM (TMA, the "async proxy"): see mem/ring.cuh.
 //
 // Where the generic and the async proxy meet:
 //   acquire, then bulk copy     `load` fences after its acquire: credits guard bulk stores, arrivals guard bulk loads
@@ -49,6 +49,19 @@ __device__ __forceinline__ void fence_mbarrier_init_release_cluster() {
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* at) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
+}
+
+__device__ __forceinline__ int ld_acquire_cta_shared(const int* word) {
+  int value;
+  asm volatile("ld.acquire.cta.shared::cta.b32 %0, [%1];"
+               : "=r"(value)
+               : "r"(shared_address(word))
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void st_release_cta_shared(int* word, int value) {
+  asm volatile("st.release.cta.shared::cta.b32 [%0], %1;" ::"r"(shared_address(word)), "r"(value) : "memory");
 }
 
 __device__ __forceinline__ void mbarrier_init(std::uint64_t* barrier, int arrivals) {
@@ -146,10 +159,6 @@ __device__ __forceinline__ std::int64_t globaltimer_nanoseconds() {
   return now;
 }
 
-__device__ __forceinline__ void bar_sync(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 }  // namespace ptx
 
 /// One object serves one lane. `windows`: every rank's window as this GPU maps it, [ranks]. `at`: where, in each of
@@ -198,7 +207,7 @@ class CudaMem {
   __device__ bool stop_once() const { return ptx::exchange_relaxed_gpu(&state_.stopped, 1) == 0; }
 
  private:
-  static constexpr std::uint32_t kLooks = 64;  // a look takes about 0.7 us
+  static constexpr std::uint32_t kLooks = 64;  // between two readings of the clock and the stop words
 
   char* const* windows_;
   std::size_t at_;
@@ -219,26 +228,15 @@ struct Warp {
   }
 };
 
-/// Consecutive warps of a CTA, which meet at a named barrier of their own. `said` is a word of shared memory.
-class Warps {
+/// A count in shared memory: one lane sets it, warps of the CTA watch it. Who has seen a value has seen what the setter
+/// had seen and done before, its bulk copies too where it had seen them complete.
+class CtaCount {
  public:
-  __device__ Warps(int first_warp, int warps, int barrier, int* said)
-      : first_(first_warp * 32), threads_(warps * 32), barrier_(barrier), said_(said) {}
-
-  __device__ int rank() const { return static_cast<int>(threadIdx.x) - first_; }
-  __device__ int size() const { return threads_; }
-  __device__ void sync() const { ptx::bar_sync(barrier_, threads_); }
-  __device__ int broadcast(int value) const {
-    if (rank() == 0) *said_ = value;
-    sync();
-    const int said = *said_;
-    sync();
-    return said;
-  }
+  __device__ void set(int value) { ptx::st_release_cta_shared(&value_, value); }
+  __device__ int get() const { return ptx::ld_acquire_cta_shared(&value_); }
 
  private:
-  int first_, threads_, barrier_;
-  int* said_;
+  int value_;
 };
 
 }  // namespace flexep
