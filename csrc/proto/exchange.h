@@ -13,7 +13,9 @@
 //
 // `Mem` must offer (mem/host.h is the plain one):
 //   void put(int to, size_t at, const void* from, size_t bytes)  into `to`'s window; asynchronous: it need not be
-//                     anywhere before this lane's drain
+//                     anywhere before this lane's drain, and `from` stays as it is until then
+//   void* target(int to, size_t at, size_t bytes)                where this lane may write what it would put there,
+//                     until its drain: the window itself, or memory that the drain puts
 //   const void* view(int from, size_t at, size_t bytes)          bytes of `from`'s window as this lane may see them; the
 //                     reader's own copy or the memory itself, until the lane's next sync
 //   void drain()      this lane's puts are in place: a later post by this lane, or by its leader after a team sync,
@@ -22,7 +24,8 @@
 //   void put_then_post(int to, size_t at, const void* from, size_t bytes, size_t word_at, Signal)
 //                     the same as put, drain, post, as one message where a network orders nothing else
 //   Signal load(size_t at)                                       acquire, of a word in this rank's own window
-//   Idle idle(size_t at, Signal seen, Clock&)                    what to do after a look in vain (wait.h)
+//   Idle idle(size_t at, Signal seen, Clock&)                    what to do after a look in vain (wait.h): in each wait
+//                     it says `look_around` at least once, and again soon after a stop word was posted
 //   bool stop_once()  true for the first role of the rank that stops the window
 // `Team`: rank(), size(), sync(), and broadcast(int), the leader's value on every lane (it syncs). Lane 0 leads.
 #pragma once
@@ -117,8 +120,11 @@ class Exchange {
   }
 
   /// Leader only: waits for a word of my own window; on anything but `arrived` stops the window for everybody.
+  /// If I wait for myself, another of my roles waits for somebody else: it has half the time, so that the record says
+  /// for whom.
   FLEXEP_HD Status await(Word word, int index, Signal want, int awaited) {
-    const Waited waited = wait_for(mem_, layout_, word, index, want, awaited, op_.seconds);
+    const double seconds = awaited == op_.rank ? 2 * op_.seconds : op_.seconds;
+    const Waited waited = wait_for(mem_, layout_, word, index, want, awaited, seconds);
     if (waited.status != Status::arrived) stop(waited, word, want, awaited);
     return waited.status;
   }

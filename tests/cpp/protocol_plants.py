@@ -112,6 +112,14 @@ PLANTS = [
     ),
     Plant("abort not passed on", EXCHANGE, STOP_ONCE, STOP_FIRST, "one dies while it tells", DEADLOCK),
     Plant("abort told in one's own name", EXCHANGE, "fault = *said;", "", "one never comes", "fault record"),
+    Plant(
+        "a wait for oneself expires first",
+        EXCHANGE,
+        "2 * op_.seconds",
+        "op_.seconds",
+        "one is killed in a push",
+        "waited for itself",
+    ),
     Plant("leaving ignored", WAIT, LEFT, "false", "one leaves early", DEADLOCK),
     Plant(
         "leaving ends every wait",

@@ -14,6 +14,7 @@ inline std::string judge_fault(const World& world, const FaultRecord& fault) {
     return "got and want of a fault record";
   if (static_cast<int>(fault.epoch) != static_cast<int>(epoch_of(fault.want)) && fate != Fate::one_killed)
     return "epoch of a fault record";
+  if (fault.awaited == fault.waiter) return "a rank waited for itself";
   const auto status = static_cast<Status>(fault.status);
   const bool by_deadline = fate == Fate::one_absent || fate == Fate::one_killed || fate == Fate::dies_telling;
   if (by_deadline && status != Status::expired) return "status of a fault record is not expired";
