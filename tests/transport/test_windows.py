@@ -203,7 +203,8 @@ def test_letters_of_strangers_are_thrown_away_with_their_descriptors() -> None:
 def test_a_rank_that_swaps_with_nobody_names_them_in_time() -> None:
     before = held().descriptors
     present, absent, gone = Mailbox(), Mailbox(), Mailbox()
-    addresses = [present.address, absent.address]
+    addresses = [present.address, absent.address, absent.address]
+    letter(present.address, 2, present.address.token, [0])  # came, and must not stay open
     started = time.monotonic()
     with pytest.raises(Timeout) as caught_timeout:
         present.swap(0, 0, addresses, started + 0.3, 0.3)
