@@ -105,7 +105,7 @@ PLANTS = [
         RELAY_ARRIVES,
         "exchange.arrive(from, in(i), chunk);",
         "one is killed in a pull",
-        PULLED,
+        "a read raced",
     ),
     Plant(
         "abort told to nobody", EXCHANGE, "step < topology().ranks", "step < 1", "one never comes", DEADLOCK

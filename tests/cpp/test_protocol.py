@@ -12,16 +12,17 @@ from tests.cpp.protocol_plants import PLANTS, plant_all
 
 CSRC = ROOT / "csrc"
 SEEDS, MUTANT_SEEDS = 2000, 300
+# Fibers jump between stacks, which a fortified longjmp takes for an error.
+SIMULATOR_FLAGS = ("-O1", "-U_FORTIFY_SOURCE")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the simulator's table. A race is a read of data that may return more than one version."""
+    """One line of the simulator's table."""
 
     scenario: str
     seeds: int
     failures: int
-    races: int
     stale_loads: int
     names: str
 
@@ -33,27 +34,27 @@ def simulate(
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
     rows = [line.split(" | ") for line in done.stdout.splitlines()[1:]]
-    return [Row(name, int(n), int(f), int(r), int(s), names) for name, n, f, r, s, names in rows]
+    return [Row(name, int(n), int(f), int(s), names) for name, n, f, s, names in rows]
 
 
 @pytest.fixture(scope="module")
 def simulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("simulator") / "sim"
-    return compile_program(program, [HERE / "protocol_sim.cpp"], CSRC, "-O1")
+    return compile_program(program, [HERE / "protocol_sim.cpp"], CSRC, *SIMULATOR_FLAGS)
 
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The simulator over a copy of the headers with all bugs of PLANTS, of which a run chooses one or none."""
     folder = tmp_path_factory.mktemp("planted")
-    return compile_program(folder / "sim", [HERE / "protocol_sim.cpp"], plant_all(folder), "-O1")
+    return compile_program(folder / "sim", [HERE / "protocol_sim.cpp"], plant_all(folder), *SIMULATOR_FLAGS)
 
 
 def test_the_handshake_is_right_under_every_seed(simulator: Path) -> None:
     rows = simulate(simulator, SEEDS)
     assert len(rows) == 15
     for row in rows:
-        assert (row.seeds, row.failures, row.races) == (SEEDS, 0, 0), row
+        assert (row.seeds, row.failures) == (SEEDS, 0), row
         assert row.stale_loads > SEEDS, f"the simulator is too kind to find anything: {row}"
 
 
@@ -75,7 +76,7 @@ def test_a_mem_or_team_that_breaks_its_promise_is_seen(
 
 
 def test_the_planted_headers_are_right_when_none_is_chosen(planted: Path) -> None:
-    assert all(row.failures == row.races == 0 for row in simulate(planted, 30))
+    assert all(row.failures == 0 for row in simulate(planted, 30))
 
 
 @pytest.mark.parametrize("number", range(1, len(PLANTS) + 1), ids=[plant.name for plant in PLANTS])

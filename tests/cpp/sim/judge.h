@@ -22,7 +22,7 @@ inline std::string judge_fault(const World& world, const FaultRecord& fault) {
   if (fate == Fate::one_differs && status != Status::mismatched) return "status of a fault record";
   if (fate == Fate::one_killed) return "";  // any wait of any rank may have been the first
   if (fault.epoch != 3 || fault.word != static_cast<int>(Word::published)) return "word of a fault record";
-  if ((fate == Fate::one_absent || fate == Fate::dies_telling) && fault.waiter != world.patient_but)
+  if ((fate == Fate::one_absent || fate == Fate::dies_telling) && fault.waiter != world.impatient_rank)
     return "waiter of a fault record";
   const bool other_side = fate == Fate::one_differs && fault.waiter == world.odd_rank;
   if (!other_side && fault.awaited != world.odd_rank) return "awaited of a fault record";
@@ -36,7 +36,7 @@ inline std::string judge(const World& world, const std::vector<RankState>& ranks
     const Ending& ending = ranks[rank].ending;
     const bool odd = rank == world.odd_rank;
     if (fate == Fate::one_killed && odd) continue;
-    if (fate == Fate::dies_telling && rank == world.patient_but) continue;
+    if (fate == Fate::dies_telling && rank == world.impatient_rank) continue;
     if (!ending.over) return "a rank has not ended";
     if (fate == Fate::none || fate == Fate::all_leave) {
       if (ending.status != Status::arrived) return "a wait failed";

@@ -44,7 +44,7 @@ class Memory {
 
   std::function<void(const std::string&)> wrong;
   std::int64_t stale = 0;      // loads of signals that did not return the newest
-  std::int64_t ambiguous = 0;  // reads of data that may return more than one version: a race
+  std::int64_t ambiguous = 0;  // reads of data that may return more than one version: races
 
   void put(int lane, int to, std::size_t at, const void* from, std::size_t bytes) {
     check_data(at, bytes);

@@ -54,19 +54,8 @@ class Scheduler {
   /// Runs all fibers to their end; returns the name of what went wrong, or nothing.
   std::string run() {
     running_ = this;
-    for (std::size_t i = 0; i < fibers_.size(); ++i) {
-      Fiber& fiber = fibers_[i];
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = stack(i);
-      fiber.context.uc_stack.ss_size = kStackBytes;
-      makecontext(&fiber.context, &Scheduler::enter, 0);
-      wake(static_cast<int>(i));
-    }
-    if (_setjmp(home_) == 0) {
-      current_ = pick();
-      resume(current_);
-    }
-    return failure_;
+    for (int i = 0; i < static_cast<int>(fibers_.size()); ++i) prepare(fibers_[i], stack(i)), wake(i);
+    return play();
   }
 
   int current() const { return current_; }
@@ -113,6 +102,20 @@ class Scheduler {
   };
   static constexpr std::size_t kStackBytes = 1 << 17;
   static constexpr std::int64_t kMostSteps = 100'000;
+
+  std::string play() {
+    if (_setjmp(home_) == 0) {
+      current_ = pick();
+      resume(current_);
+    }
+    return failure_;
+  }
+  static void prepare(Fiber& fiber, char* stack) {
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = stack;
+    fiber.context.uc_stack.ss_size = kStackBytes;
+    makecontext(&fiber.context, &Scheduler::enter, 0);
+  }
 
   static char* stack(std::size_t i) {
     static std::vector<std::unique_ptr<char[]>> stacks;  // kept from run to run

@@ -58,14 +58,19 @@ struct Plan {
 
 class World {
  public:
-  World(const Scenario& scenario, std::uint64_t seed) : scenario(scenario), seed_(seed), layout(shape_of()) {
+  const Scenario scenario;
+  const std::uint64_t seed;
+  const WindowLayout layout;
+  int lanes, epochs, odd_rank, impatient_rank;
+
+  World(const Scenario& of, std::uint64_t number) : scenario(of), seed(number), layout(shape_of()) {
     const int R = topology().ranks;
     lanes = 1 + pick(4, 'l');
     if (R > 3 && lanes == 4) lanes = 2;
     // What can fail is followed by two barriers, so that every rank comes to wait for the one that is missing.
     epochs = scenario.fate == Fate::none || scenario.fate == Fate::all_leave ? 3 : 4;
     odd_rank = pick(R, 'o');
-    patient_but = (odd_rank + 1 + pick(R - 1, 'p')) % R;
+    impatient_rank = (odd_rank + 1 + pick(R - 1, 'p')) % R;
     plans_.resize(epochs);
     for (int epoch = 1; epoch <= epochs; ++epoch)
       for (int rank = 0; rank < R; ++rank) plans_[epoch - 1].push_back(plan(epoch, rank));
@@ -77,7 +82,7 @@ class World {
   Kind kind(int epoch) const {
     if (barrier_at(epoch)) return Kind::publish;
     if (scenario.kind != Kind::any) return scenario.kind;
-    return static_cast<Kind>(1 + mix(seed_, epoch, 7) % 4);
+    return static_cast<Kind>(1 + mix(seed, epoch, 7) % 4);
   }
   /// The number by which ranks recognise an operation.
   int op(int epoch, int rank) const {
@@ -97,7 +102,7 @@ class World {
   double seconds(int rank) const {
     const bool gives_up = scenario.fate == Fate::one_absent || scenario.fate == Fate::dies_telling;
     if (scenario.fate == Fate::one_killed) return 1.0 + rank;
-    return gives_up && rank == patient_but ? 1.0 : kForever;
+    return gives_up && rank == impatient_rank ? 1.0 : kForever;
   }
   const Plan& plan_of(int epoch, int rank) const { return plans_[epoch - 1][rank]; }
 
@@ -105,7 +110,7 @@ class World {
   Row row(int epoch, int home, int token, int from) const {
     Row row;
     for (int i = 0; i < kRowWords; ++i)
-      row[i] = static_cast<std::uint32_t>(mix(seed_, epoch, home * 64 + token, from * 8 + i));
+      row[i] = static_cast<std::uint32_t>(mix(seed, epoch, home * 64 + token, from * 8 + i));
     return row;
   }
   /// Adds a term where order and repetition show.
@@ -113,13 +118,13 @@ class World {
     for (int i = 0; i < kRowWords; ++i) sum[i] = sum[i] * 1000003u + term[i] + 1;
   }
   std::uint64_t record(int epoch, int from, int to, int number) const {
-    return mix(seed_, epoch, from * 64 + to, 100 + number);
+    return mix(seed, epoch, from * 64 + to, 100 + number);
   }
   std::int32_t integer(int epoch, int rank, int i) const {
-    return static_cast<std::int32_t>(mix(seed_, epoch, rank, 200 + i));
+    return static_cast<std::int32_t>(mix(seed, epoch, rank, 200 + i));
   }
   bool goes(int epoch, int source, int token, int rank) const {
-    return mix(seed_, epoch, source * 64 + token, 300 + rank) % 3 != 0;
+    return mix(seed, epoch, source * 64 + token, 300 + rank) % 3 != 0;
   }
   bool goes_into(int epoch, int source, int token, int domain) const {
     for (int i = 0; i < topology().domain_size; ++i)
@@ -127,17 +132,8 @@ class World {
     return false;
   }
 
-  const Scenario scenario;
-
  private:
-  const std::uint64_t seed_;
-
- public:
-  const WindowLayout layout;
-  int lanes, epochs, odd_rank, patient_but;
-
- private:
-  int pick(int n, char what) const { return static_cast<int>(mix(seed_, what) % n); }
+  int pick(int n, char what) const { return static_cast<int>(mix(seed, what) % n); }
   bool barrier_at(int epoch) const {
     return scenario.fate != Fate::none && scenario.fate != Fate::all_leave && epoch >= 3;
   }
@@ -159,10 +155,10 @@ class World {
   }
 
   int tokens(int epoch, int rank) const {
-    return static_cast<int>(mix(seed_, epoch, rank, 1) % (kMostTokens + 1));
+    return static_cast<int>(mix(seed, epoch, rank, 1) % (kMostTokens + 1));
   }
   int num_records(int epoch, int from, int to) const {
-    return static_cast<int>(mix(seed_, epoch, from * 64 + to, 2) % 7);
+    return static_cast<int>(mix(seed, epoch, from * 64 + to, 2) % 7);
   }
 
   Plan plan(int epoch, int me) const {
@@ -170,12 +166,12 @@ class World {
     const int R = topology().ranks;
     for (int r = 0; r < R; ++r) {
       plan.tokens_of.push_back(tokens(epoch, r));
-      plan.registered.push_back(mix(seed_, epoch, r, 4) % 3 == 0);
+      plan.registered.push_back(mix(seed, epoch, r, 4) % 3 == 0);
       plan.send_splits.push_back(num_records(epoch, me, r));
       plan.recv_splits.push_back(num_records(epoch, r, me));
       for (int i = 0; i < plan.send_splits[r]; ++i) plan.records.push_back(record(epoch, me, r, i));
     }
-    for (int i = static_cast<int>(mix(seed_, epoch, 3) % (kMostInts + 1)); i > 0; --i)
+    for (int i = static_cast<int>(mix(seed, epoch, 3) % (kMostInts + 1)); i > 0; --i)
       plan.ints.push_back(integer(epoch, me, static_cast<int>(plan.ints.size())));
     for (int token = 0; token < plan.tokens_of[me]; ++token) {
       plan.x.push_back(row(epoch, me, token, me));
