@@ -43,6 +43,7 @@ class OneSided:
 
     Attributes:
         tokens_of [R]: T of every rank.
+        send_R, recv_R [R]: token rows to and from each rank.
         recv_token [P]: token, at its source, of each partial row; -1 tail.
         recv_base [R + 1]: first partial row from each source rank; recv_base[R] rows in all.
         relay_token [Q], relay_base [D + 1], relay_members [Q, K]: what this rank hands on between the rail and its
@@ -52,6 +53,8 @@ class OneSided:
     """
 
     tokens_of: torch.Tensor
+    send_R: torch.Tensor
+    recv_R: torch.Tensor
     recv_token: torch.Tensor
     recv_base: torch.Tensor
     relay_token: torch.Tensor | None = None

@@ -1,23 +1,26 @@
-"""One-sided operations on the CPU: csrc/kernels/host_exec.h. Tensors in, addresses out.
+"""One-sided operations: csrc/kernels/host_exec.h on the CPU, device_exec.h among the ranks of one GPU. Tensors in,
+addresses out.
 
-Everything here is collective over the ranks of the windows and takes one item per hosted rank. Calls return when the
-rank's own part is done. The GIL is released while they run.
+Everything here is collective over the ranks of the windows and takes one item per hosted rank. On the CPU calls return
+when the rank's own part is done. The GIL is released while they run.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
 
 from flexep._native._load import _C
-from flexep.errors import WindowBroken, WindowBusy
+from flexep.errors import ArgumentError, WindowBroken, WindowBusy
 
 Report = _C.Report  # what one operation did on one rank
+Fault = _C.FaultRecord
 _CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # csrc/base/dtype.h
 MAX_CHUNKS = 2**20 - 1  # of one operation (csrc/proto/signal.h)
-ARRIVED, EXPIRED, STOPPED, LEFT, MISMATCHED = range(5)  # Status of csrc/proto/signal.h
+ARRIVED, EXPIRED, STOPPED, LEFT, MISMATCHED, BUSY = range(6)  # Status of csrc/proto/signal.h
 WORDS = (
     "published", "mailed", "mail_credit", "delivered", "credit", "offered", "consumed",
     "relay_delivered", "relay_credit", "relay_offered", "relay_consumed", "stopped",
@@ -166,12 +169,8 @@ class HostWindows:
         self, ints: Sequence[torch.Tensor], all_ints: Sequence[torch.Tensor], op: int, seconds: float
     ) -> list[Report]:
         """int32 [n] of each rank -> every rank's, into [R, n]."""
-        args = [
-            _C.PublishArgs(ints=one.data_ptr(), count=one.numel(), all=every.data_ptr())
-            for one, every in zip(ints, all_ints, strict=True)
-        ]
         with _named():
-            return self._native.publish(args, op, seconds)
+            return self._native.publish(_publish_args(ints, all_ints), op, seconds)
 
     def exchange_records(
         self,
@@ -183,19 +182,8 @@ class HostWindows:
         seconds: float,
     ) -> list[Report]:
         """Contiguous records [n, ...] in destination order into records in source order; splits are int32 [R]."""
-        args = [
-            _C.RecordArgs(
-                send=send.data_ptr(), send_splits=to.data_ptr(), recv=recv.data_ptr(),
-                recv_splits=come.data_ptr(), record_bytes=send[:1].numel() * send.element_size(),
-            )
-            if send.shape[0]
-            else _C.RecordArgs(
-                send=0, send_splits=to.data_ptr(), recv=recv.data_ptr(), recv_splits=come.data_ptr(),
-                record_bytes=recv[:1].numel() * recv.element_size(),
-            )
-            for send, to, recv, come in zip(sends, send_splits, recvs, recv_splits, strict=True)
-        ]  # fmt: skip
         with _named():
+            args = _record_args(sends, send_splits, recvs, recv_splits)
             return self._native.exchange_records(args, op, seconds)
 
     def deliver(self, args: Sequence[Deliver], op: int, seconds: float, lanes: int) -> list[Report]:
@@ -216,6 +204,92 @@ class HostWindows:
     def epoch(self) -> int:
         """Operations begun."""
         return self._native.epoch
+
+
+class DeviceWindows:
+    """The same operations among the ranks of one GPU: each is enqueued on the current stream, and nothing waits for it.
+
+    Args: `windows`: uint8 [R, nbytes], zeroed, on the GPU; kept alive here. Tensors of every call must stay alive until
+    the stream has passed it, which the caching allocator sees to.
+    """
+
+    def __init__(self, shape: WindowShape, windows: torch.Tensor) -> None:
+        ranks, device = shape.ranks, windows.device
+        if ranks > _C.MAX_DEVICE_RANKS:
+            raise ArgumentError("size", ranks, f"at most {_C.MAX_DEVICE_RANKS} ranks on one GPU")
+        addresses = [windows.data_ptr() + rank * windows.stride(0) for rank in range(ranks)]
+        states = torch.zeros(_C.device_state_bytes(ranks), dtype=torch.uint8, device=device)
+        # The GPU writes failures here and the host reads them, without waiting for anything.
+        reports = torch.zeros(_C.device_report_bytes(ranks), dtype=torch.uint8, pin_memory=True)
+        self.moved = torch.zeros((ranks, _C.MAX_DEVICE_OPS, 4), dtype=torch.int64, device=device)
+        table = torch.tensor(addresses, dtype=torch.int64, device=device)
+        self._kept = (windows, states, reports, table)
+        self._device = device
+        self._ranks = ranks
+        self._world = _C.DeviceWorld(
+            shape=shape.native, windows=table.data_ptr(), states=states.data_ptr(),
+            reports=reports.data_ptr(), moved=self.moved.data_ptr(),
+        )  # fmt: skip
+
+    def publish(
+        self, ints: Sequence[torch.Tensor], all_ints: Sequence[torch.Tensor], op: int, seconds: float
+    ) -> None:
+        """See HostWindows."""
+        _C.device_publish(self._world, _publish_args(ints, all_ints), op, seconds, self._stream())
+
+    def exchange_records(
+        self,
+        sends: Sequence[torch.Tensor],
+        send_splits: Sequence[torch.Tensor],
+        recvs: Sequence[torch.Tensor],
+        recv_splits: Sequence[torch.Tensor],
+        op: int,
+        seconds: float,
+    ) -> None:
+        """See HostWindows; splits are on the GPU."""
+        args = _record_args(sends, send_splits, recvs, recv_splits)
+        _C.device_exchange_records(self._world, args, op, seconds, self._stream())
+
+    def deliver(self, args: Sequence[Deliver], op: int, seconds: float) -> None:
+        """See HostWindows."""
+        _C.device_deliver(self._world, [one.native for one in args], op, seconds, self._stream())
+
+    def collect(self, args: Sequence[Collect], op: int, seconds: float) -> None:
+        """See HostWindows."""
+        _C.device_collect(self._world, [one.native for one in args], op, seconds, self._stream())
+
+    def fault(self) -> Fault | None:
+        """A failure that the GPU has reported so far."""
+        for rank in range(self._ranks):
+            fault = _C.device_fault(self._world, rank)
+            if fault is not None:
+                return fault
+        return None
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream(self._device).cuda_stream
+
+
+def _publish_args(ints: Sequence[torch.Tensor], all_ints: Sequence[torch.Tensor]) -> list[_C.PublishArgs]:
+    return [
+        _C.PublishArgs(ints=one.data_ptr(), count=one.numel(), all=every.data_ptr())
+        for one, every in zip(ints, all_ints, strict=True)
+    ]
+
+
+def _record_args(
+    sends: Sequence[torch.Tensor],
+    send_splits: Sequence[torch.Tensor],
+    recvs: Sequence[torch.Tensor],
+    recv_splits: Sequence[torch.Tensor],
+) -> list[_C.RecordArgs]:
+    return [
+        _C.RecordArgs(
+            send=send.data_ptr(), send_splits=to.data_ptr(), recv=recv.data_ptr(), recv_splits=come.data_ptr(),
+            record_bytes=math.prod(send.shape[1:]) * send.element_size(),
+        )
+        for send, to, recv, come in zip(sends, send_splits, recvs, recv_splits, strict=True)
+    ]  # fmt: skip
 
 
 class _named:

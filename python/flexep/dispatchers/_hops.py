@@ -42,7 +42,10 @@ def exchange_meta(
     D = R // size
     slot_domains = [_divide(a.slot_rank, size) for a in assigned]
     rail_tokens = [[_rows_with(domain == d) for d in range(D)] for domain in slot_domains]
-    counts = [torch.tensor([[len(t) for t in tokens]], dtype=torch.int32) for tokens in rail_tokens]
+    device = sent_RR.device
+    counts = [
+        torch.tensor([[len(t) for t in tokens]], dtype=torch.int32, device=device) for tokens in rail_tokens
+    ]
     sent_RD = collectives.all_gather(counts, "dispatch.counts")[0]
     sends = [
         _rail_records(a, w, tokens, domain, size)
@@ -105,12 +108,13 @@ def deliver_slots(
 def collect_slots(
     collectives: Collectives, routes: Sequence[Route], values: Sequence[torch.Tensor], op: str
 ) -> list[torch.Tensor]:
-    """fp32 [N, K] beside received rows -> [T, K] at home; 0 for empty and dropped slots."""
+    """fp32 [N or more, K] beside received rows -> [T, K] at home; 0 for empty and dropped slots."""
     hops = [_hops(route) for route in routes]
     sends = []
     for v, h in zip(values, hops, strict=True):
-        send = torch.empty_like(v)
-        send[h.order] = v
+        received = h.order.shape[0]
+        send = v.new_empty((received, v.shape[1]))
+        send[h.order] = v[:received]
         sends.append(send)
     back = collectives.all_to_all(sends, [h.member_in for h in hops], [h.member_out for h in hops], op)
     merged = [
@@ -196,13 +200,13 @@ def _by_source(count_DS: torch.Tensor) -> torch.Tensor:
         torch.arange(int(end) - int(count), int(end))
         for end, count in zip(ends.flatten(), count_DS.flatten(), strict=True)
     ]
-    return torch.cat(blocks)
+    return torch.cat(blocks).to(count_DS.device)
 
 
 def _on_rail(rank: int, size: int, ranks: int, count_D: torch.Tensor) -> tuple[int, ...]:
     """Splits over all ranks: count_D[d] for the rank of domain d on this rank's rail."""
     splits = torch.zeros(ranks, dtype=torch.int64)
-    splits[rank % size :: size] = count_D.to(torch.int64)
+    splits[rank % size :: size] = count_D.cpu().to(torch.int64)
     return tuple(splits.tolist())
 
 
@@ -210,7 +214,7 @@ def _in_domain(rank: int, size: int, ranks: int, count_S: torch.Tensor) -> tuple
     """Splits over all ranks: count_S[i] for the i-th rank of this rank's domain."""
     splits = torch.zeros(ranks, dtype=torch.int64)
     first = rank // size * size
-    splits[first : first + size] = count_S.to(torch.int64)
+    splits[first : first + size] = count_S.cpu().to(torch.int64)
     return tuple(splits.tolist())
 
 

@@ -53,6 +53,6 @@ def window_shape(config: DispatcherConfig, hop_size: int) -> WindowShape:
         pull_row_bytes=pull_row,
         push_row_bytes=push_row,
         mail_bytes=math.ceil(mail / ROW_BYTES) * ROW_BYTES,
-        board_ints=HEADER_INTS + config.num_experts + R + D,
+        board_ints=HEADER_INTS + config.num_experts + R + max(1, D),
         registered_rows=config.max_tokens if config.zero_copy else 0,
     )

@@ -157,6 +157,9 @@ class Backend(ABC):
         """[max_tokens, H] of each hosted rank, in memory from which peers read x without a copy."""
         raise Unavailable(f"{self.name} reads x wherever it is: only one-sided back ends have a window")
 
+    def check(self) -> None:  # noqa: B027  (most back ends raise at once)
+        """Waits for the device, and raises what operations so far have met there."""
+
     def close(self) -> None:  # noqa: B027  (most back ends have nothing to let go of)
         """Lets go of what peers can see of this rank. Not collective; called once, when the dispatcher is
         destroyed."""

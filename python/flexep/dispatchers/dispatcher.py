@@ -214,8 +214,10 @@ class Dispatcher:
         return tensors if self.group.is_local else tensors[0]
 
     def check(self) -> None:
-        """Raises CapacityExceeded if the last dispatch dropped rows under overflow="error". Waits for the
-        device."""
+        """Raises CapacityExceeded if the last dispatch dropped rows under overflow="error", and what one-sided
+        operations met on the device (Timeout). Waits for the device."""
+        if self._calls is not None:
+            self._calls.backend.check()
         dropped, self._dropped = self._dropped, None
         if dropped is not None and int(dropped):
             assert self.config.capacity_rows is not None
@@ -228,7 +230,7 @@ class Dispatcher:
     @property
     def traffic(self) -> dict[str, Traffic]:
         """Calls, rows and bytes that left the ranks of this process, by message, since construction."""
-        return dict(self._alive().backend.collectives.traffic)
+        return self._alive().backend.collectives.counted()
 
     def destroy(self) -> None:
         """Lets go of everything. Safe to call twice; later calls raise, and handles become useless. Not

@@ -5,6 +5,7 @@ while they move (csrc/kernels/deliver.h, collect.h). What deepep and hybridep di
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -27,8 +28,17 @@ from flexep.dispatchers.backend import Backend, Delivered, Planned, Published, T
 from flexep.errors import ArgumentError
 from flexep.group import Group
 from flexep.indexing import entry_index, take, take_rows
-from flexep.transport.window import Window, WindowCollectives
+from flexep.transport.window import WindowCollectives, make_window
 from flexep.types import MemoryPlan, OneSided, Route
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Lengths of one rank's tensors: token rows sent to all ranks, received (flat) rows, expert-major rows."""
+
+    sent: int
+    flat: int
+    rows: int
 
 
 class OneSidedBackend(Backend):
@@ -41,7 +51,7 @@ class OneSidedBackend(Backend):
     def __init__(self, group: Group, config: DispatcherConfig, table: PlanTable) -> None:
         super().__init__(group, config, table)
         self.shape = window_shape(config, self.hop_size)
-        self.window = Window(group, self.shape, config.timeout)
+        self.window = make_window(group, self.shape, config.timeout)
         self.collectives = WindowCollectives(self.window)
 
     @property
@@ -54,74 +64,92 @@ class OneSidedBackend(Backend):
         return self.hop_size < self.config.num_ranks
 
     def publish(self, topk_idx: torch.Tensor) -> torch.Tensor:
-        return torch.cat(count_slots(topk_idx, self.table))
+        counts_E, tokens_R = count_slots(topk_idx, self.table)
+        return torch.cat([counts_E, tokens_R, tokens_R.new_full((1,), topk_idx.shape[0])])
 
     def plan(self, topk_idx: Tensors, topk_weights: Tensors | None, published: Published) -> list[Planned]:
-        assert published.host_ints is not None
-        assert published.num_tokens is not None
-        E, ints, config = self.table.num_experts, published.host_ints, self.config
-        resolved = resolve(ints[:, :E].contiguous(), self.table, config.alignment, config.capacity_rows)
+        E, config, hosted = self.table.num_experts, self.config, self.group.hosted
+        resolved = resolve(
+            published.ints[:, :E].contiguous(), self.table, config.alignment, config.capacity_rows
+        )
+        sizes = [
+            self._sizes(rank, idx.shape[0], published) for rank, idx in zip(hosted, topk_idx, strict=True)
+        ]
         assigned = [
-            assign_rows(idx, rank, resolved, self.table, num_send=int(ints[rank, E:].sum()))
-            for idx, rank in zip(topk_idx, self.group.hosted, strict=True)
+            assign_rows(idx, rank, resolved, self.table, num_send=size.sent)
+            for idx, rank, size in zip(topk_idx, hosted, sizes, strict=True)
         ]
         weights = [None for _ in assigned] if topk_weights is None else list(topk_weights)
-        sent_RR = ints[
-            :, E:
-        ]  # distinct tokens from each rank to each rank; with a capacity, those that are kept
+        # Distinct tokens from each rank to each rank; with a capacity, those that are kept.
+        sent_RR = published.ints[:, E:-1]
         if config.capacity_rows is not None:
             sent_RR = self.collectives.all_gather([a.send_counts[None] for a in assigned], "dispatch.counts")[
                 0
             ]
-        arrived = self._exchange_meta(assigned, weights, sent_RR)
-        tokens_of = torch.tensor(published.num_tokens, dtype=torch.int32)
+        arrived = self._exchange_meta(assigned, weights, sent_RR, sizes)
+        tokens_of = published.ints[:, -1].contiguous()
         return [
-            self._planned(rank, a, meta, hop, sent_RR, tokens_of, resolved)
-            for rank, a, (meta, hop) in zip(self.group.hosted, assigned, arrived, strict=True)
+            self._planned(rank, a, size, meta, relay, sent_RR, tokens_of, resolved)
+            for rank, a, size, (meta, relay) in zip(hosted, assigned, sizes, arrived, strict=True)
         ]
 
+    def _sizes(self, rank: int, num_tokens: int, published: Published) -> _Sizes:
+        """Exact sizes from the host's copy of what was published; with a capacity, from the arguments alone."""
+        config, E, R = self.config, self.table.num_experts, self.config.num_ranks
+        if config.capacity_rows is not None:
+            flat = min(R * config.max_tokens, config.capacity_rows)
+            return _Sizes(num_tokens * min(config.top_k, R), flat, config.capacity_rows)
+        ints = published.host_ints
+        assert ints is not None, "exact mode reads the published integers on the host"
+        rows_R = resolve(ints[:, :E].contiguous(), self.table, config.alignment, None).rows_R
+        return _Sizes(int(ints[rank, E:-1].sum()), int(ints[:, E + rank].sum()), int(rows_R[rank]))
+
     def _exchange_meta(
-        self, assigned: Sequence[Assigned], weights: Sequence[torch.Tensor | None], sent_RR: torch.Tensor
+        self,
+        assigned: Sequence[Assigned],
+        weights: Sequence[torch.Tensor | None],
+        sent_RR: torch.Tensor,
+        sizes: Sequence[_Sizes],
     ) -> list[tuple[torch.Tensor, hops.Relay | None]]:
-        """Row metadata [received, 1 + K (+ K)] in (source rank, token) order, and what this rank relays."""
+        """Row metadata [flat, 1 + K (+ K)] in (source rank, token) order with a tail of -1, and what this rank
+        relays."""
+        metas = [pack_meta(a, w) for a, w in zip(assigned, weights, strict=True)]
+        blanks = [
+            _blank(size.flat, meta.shape[1], self.config.top_k, meta.device)
+            for meta, size in zip(metas, sizes, strict=True)
+        ]
         if self._has_relays:
-            return hops.exchange_meta(
+            relayed = hops.exchange_meta(
                 self.collectives, self.group.hosted, self.hop_size, assigned, weights, sent_RR
             )
-        to = [tuple(sent_RR[rank].tolist()) for rank in self.group.hosted]
-        come = [tuple(sent_RR[:, rank].tolist()) for rank in self.group.hosted]
-        metas = [pack_meta(a, w)[: sum(s)] for a, w, s in zip(assigned, weights, to, strict=True)]
-        return [(meta, None) for meta in self.collectives.all_to_all(metas, to, come, "dispatch.meta")]
+            for blank, (meta, _) in zip(blanks, relayed, strict=True):
+                blank[: meta.shape[0]] = meta
+            return [(blank, relay) for blank, (_, relay) in zip(blanks, relayed, strict=True)]
+        send_R = [sent_RR[rank].contiguous() for rank in self.group.hosted]
+        recv_R = [sent_RR[:, rank].contiguous() for rank in self.group.hosted]
+        self.window.exchange_records(metas, send_R, blanks, recv_R, "dispatch.meta")
+        return [(blank, None) for blank in blanks]
 
     def _planned(
         self,
         rank: int,
         a: Assigned,
+        size: _Sizes,
         meta: torch.Tensor,
         relay: hops.Relay | None,
         sent_RR: torch.Tensor,
         tokens_of: torch.Tensor,
         resolved: Resolved,
     ) -> Planned:
-        config, K = self.config, self.config.top_k
-        num_rows, num_flat = int(resolved.rows_R[rank]), meta.shape[0]
-        if config.capacity_rows is not None:
-            num_rows = config.capacity_rows
-            num_flat = min(self.group.size * config.max_tokens, num_rows)
-        tail = num_flat - meta.shape[0]
-        if tail:
-            blank = meta.new_zeros((tail, meta.shape[1]))
-            blank[:, : 1 + K] = -1
-            meta = torch.cat([meta, blank])
+        K = self.config.top_k
         part_rows = meta[:, 1 : 1 + K].contiguous()
-        received_R = sent_RR[:, rank]
-        base = torch.cat([received_R.new_zeros(1), received_R.cumsum(0)]).to(torch.int32)
+        recv_R = sent_RR[:, rank].contiguous()
         route = Route(
             num_tokens=a.slot_row.shape[0],
-            num_rows=num_rows,
-            num_flat=num_flat,
+            num_rows=size.rows,
+            num_flat=size.flat,
             part_rows=part_rows,
-            row_src=invert_rows(part_rows, num_rows),
+            row_src=invert_rows(part_rows, size.rows),
             row_buffer=None,
             flat_buffer=None,
             flat_part=None,
@@ -129,13 +157,13 @@ class OneSidedBackend(Backend):
             home_row=a.send_row,
             home_rank=a.send_rank,
             home_slot=a.slot_send,
-            send_token=a.send_token[: int(sent_RR[rank].sum())],
-            send_splits=tuple(sent_RR[rank].tolist()),
-            recv_splits=tuple(received_R.tolist()),
+            send_token=a.send_token,
             one_sided=OneSided(
                 tokens_of=tokens_of,
+                send_R=sent_RR[rank].contiguous(),
+                recv_R=recv_R,
                 recv_token=meta[:, 0].contiguous(),
-                recv_base=base,
+                recv_base=torch.nn.functional.pad(recv_R.cumsum(0), (1, 0)).to(torch.int32),
                 relay_token=None if relay is None else relay.token,
                 relay_base=None if relay is None else relay.base,
                 relay_members=None if relay is None else relay.members,
@@ -156,9 +184,10 @@ class OneSidedBackend(Backend):
         dot_with: Tensors | None = None,
         registered: Sequence[bool] | None = None,
     ) -> Delivered:
-        in_window = torch.zeros(self.group.size, dtype=torch.int32)
-        if registered is not None:
-            in_window = torch.tensor(registered, dtype=torch.int32)
+        device = self.group.device
+        in_window = torch.zeros(self.group.size, dtype=torch.int32, device=device)
+        if registered is not None and any(registered):
+            in_window = torch.tensor(registered, dtype=torch.int32, device=device)
         parts = []
         for i, (route, x) in enumerate(zip(routes, rows, strict=True)):
             num_rows = route.num_flat if flat else route.num_rows
@@ -169,12 +198,14 @@ class OneSidedBackend(Backend):
                     registered=in_window,
                     arrivals=_arrivals(route),
                     relayed=_relayed(route),
-                    out=empty(num_rows, x.shape[1], x.dtype),
+                    out=_empty(num_rows, x.shape[1], x.dtype, device),
                     flat=flat,
                     row_src=route.row_src,
                     weights=None if row_weights is None else row_weights[i].contiguous(),
                     dot_with=None if dot_with is None else dot_with[i],
-                    dots=None if dot_with is None else torch.empty(num_rows, dtype=torch.float32),
+                    dots=None
+                    if dot_with is None
+                    else torch.empty(num_rows, dtype=torch.float32, device=device),
                 )
             )
         self.window.deliver(parts, op)
@@ -204,7 +235,7 @@ class OneSidedBackend(Backend):
                 relayed=_relayed(route),
                 home_rank=route.home_rank,
                 nest=0 if self._has_relays else self.config.domain_size or 0,  # relays have added by domain
-                z=empty(route.num_tokens, y.shape[1], out_dtype),
+                z=_empty(route.num_tokens, y.shape[1], out_dtype, self.group.device),
                 wire=group_dtype,
             )
             for i, (route, y) in enumerate(zip(routes, rows, strict=True))
@@ -213,27 +244,27 @@ class OneSidedBackend(Backend):
         return [part.z for part in parts]
 
     def deliver_slots(self, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
+        out = [v.new_zeros((route.num_flat, v.shape[1])) for v, route in zip(values, routes, strict=True)]
         if self._has_relays:
-            arrived = hops.deliver_slots(self.collectives, routes, values, op)
+            for here, value in zip(
+                out, hops.deliver_slots(self.collectives, routes, values, op), strict=True
+            ):
+                here[: value.shape[0]] = value
         else:
             sends = [take_rows(v, _sent(route), 0.0) for v, route in zip(values, routes, strict=True)]
-            arrived = self.collectives.all_to_all(
-                sends, [r.send_splits for r in routes], [r.recv_splits for r in routes], op
-            )
-        out = []
-        for value, route in zip(arrived, routes, strict=True):
-            here = value.new_zeros((route.num_flat, value.shape[1]))
-            here[: value.shape[0]] = value
-            out.append(torch.where(route.part_rows >= 0, here, 0.0))
-        return out
+            peers = [_one_sided(route) for route in routes]
+            self.window.exchange_records(sends, [p.send_R for p in peers], out, [p.recv_R for p in peers], op)
+        return [torch.where(route.part_rows >= 0, here, 0.0) for here, route in zip(out, routes, strict=True)]
 
     def collect_slots(self, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
-        sends = [v[: sum(route.recv_splits)] for v, route in zip(values, routes, strict=True)]
         if self._has_relays:
-            return hops.collect_slots(self.collectives, routes, sends, op)
-        back = self.collectives.all_to_all(
-            sends, [r.recv_splits for r in routes], [r.send_splits for r in routes], op
-        )
+            return hops.collect_slots(self.collectives, routes, values, op)
+        peers = [_one_sided(route) for route in routes]
+        back = [
+            v.new_empty((_sent(route).shape[0], v.shape[1])) for v, route in zip(values, routes, strict=True)
+        ]
+        sends = [v.contiguous() for v in values]
+        self.window.exchange_records(sends, [p.recv_R for p in peers], back, [p.send_R for p in peers], op)
         return [
             take(home.flatten(), entry_index(route.home_slot, home.shape[1]), 0.0)
             for home, route in zip(back, routes, strict=True)
@@ -258,8 +289,24 @@ class OneSidedBackend(Backend):
             raise ArgumentError("zero_copy", False, "True, so that the window has room for x")
         return [self.window.registered(rank, self.config.dtype) for rank in self.group.hosted]
 
+    def check(self) -> None:
+        self.window.check()
+
     def close(self) -> None:
         self.window.close()
+
+
+def _empty(rows: int, hidden: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return empty(rows, hidden, dtype)
+    return torch.empty(rows, hidden, dtype=dtype, device=device)
+
+
+def _blank(rows: int, width: int, top_k: int, device: torch.device) -> torch.Tensor:
+    """int32 [rows, width] metadata of no token: -1, and weights of 0."""
+    blank = torch.full((rows, width), -1, dtype=torch.int32, device=device)
+    blank[:, 1 + top_k :] = 0
+    return blank
 
 
 def _one_sided(route: Route) -> OneSided:

@@ -48,6 +48,10 @@ class Collectives(ABC):
         self.timeout = timeout
         self.traffic: dict[str, Traffic] = defaultdict(Traffic)
 
+    def counted(self) -> dict[str, Traffic]:
+        """What was moved so far, by message."""
+        return dict(self.traffic)
+
     @abstractmethod
     def all_gather(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
         """[n, ...] of every rank, the same shape everywhere -> [R * n, ...]."""

@@ -1,20 +1,31 @@
 """One-sided operations over the windows of a group: who is told what, what was moved, and what a failure is called.
 
-A Window is one dispatcher's: its memory, its epochs, its counters. Every method but `leave` and `close` is collective.
+A Window is one dispatcher's: its memory, its epochs, its counters. Its operations are collective and take one item for
+each hosted rank.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 
 from flexep._native import window as native
-from flexep._native.window import Collect, Deliver, HostWindows, WindowShape
-from flexep.errors import ArgumentError, CollectiveMismatch, FlexEPError, PeerLost, Timeout, WindowBroken
+from flexep._native.window import Collect, Deliver, DeviceWindows, HostWindows, WindowShape
+from flexep.errors import (
+    ArgumentError,
+    CollectiveMismatch,
+    FlexEPError,
+    PeerLost,
+    Timeout,
+    WindowBroken,
+    WindowBusy,
+)
 from flexep.group import Group
 from flexep.transport.collectives import Collectives, Traffic
 from flexep.transport.windows import Windows, open_windows
@@ -37,18 +48,101 @@ OPS = (
 )
 
 
-class Window:
-    """The windows of a group's ranks and the operations on them.
+class Window(ABC):
+    """The windows of a group's ranks and the operations on them; every tensor is on the group's device.
 
     Raises, from every operation: Timeout on all ranks that live when some wait passed its deadline, PeerLost when the
     awaited rank destroyed its dispatcher, CollectiveMismatch when it runs another operation, WindowBusy, WindowBroken.
+    Windows of a GPU raise what their last operations met at the next one, or at `check`.
     """
 
     def __init__(self, group: Group, shape: WindowShape, timeout: float) -> None:
         self.group = group
         self.shape = shape
         self.timeout = timeout
-        self.traffic: dict[str, Traffic] = defaultdict(Traffic)
+
+    @abstractmethod
+    def publish(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
+        """Contiguous int32 [n] of every rank, n at most `shape.board_ints` -> [R, n] on every rank."""
+
+    @abstractmethod
+    def exchange_records(
+        self,
+        sends: Sequence[torch.Tensor],
+        send_R: Sequence[torch.Tensor],
+        recvs: Sequence[torch.Tensor],
+        recv_R: Sequence[torch.Tensor],
+        op: str,
+    ) -> None:
+        """Contiguous records [n, ...] in destination order into the first of `recvs` in source order.
+
+        send_R, recv_R: int32 [R], records to and from each rank.
+        """
+
+    @abstractmethod
+    def deliver(self, args: Sequence[Deliver], op: str) -> None:
+        """Brings tokens to the rows of their experts, one part for each hosted rank."""
+
+    @abstractmethod
+    def collect(self, args: Sequence[Collect], op: str) -> None:
+        """Brings experts' rows home, one part for each hosted rank."""
+
+    @abstractmethod
+    def registered(self, rank: int, dtype: torch.dtype) -> torch.Tensor:
+        """[registered_rows, H]: the rows of x that live in a hosted rank's window."""
+
+    @abstractmethod
+    def traffic(self) -> dict[str, Traffic]:
+        """What moved so far, by operation."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Waits for the device, and raises what operations so far have met."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leaves, and lets go of the memory. Idempotent, not collective."""
+
+    def _check_board(self, ints: Sequence[torch.Tensor]) -> None:
+        for one in ints:
+            if one.numel() > self.shape.board_ints:
+                raise ArgumentError(
+                    "ints", one.numel(), f"at most {self.shape.board_ints} integers to publish"
+                )
+
+    def _registered(self, window: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        begin = self.shape.registered_at
+        nbytes = self.shape.registered_rows * self.shape.pull_row_bytes
+        return window[begin : begin + nbytes].view(dtype).view(self.shape.registered_rows, -1)
+
+    def _error(self, status: int, fault: native.Fault) -> FlexEPError:
+        op, word = OPS[fault.op], native.WORDS[fault.word]
+        if status == native.LEFT:
+            return PeerLost(
+                f"{op}: rank {fault.waiter} waits for rank {fault.awaited} (epoch {fault.epoch}, word {word}), "
+                "which has destroyed its dispatcher or ended"
+            )
+        if status == native.MISMATCHED:
+            theirs = OPS[fault.got & 0xFF]
+            return CollectiveMismatch(
+                f"epoch {fault.epoch}", {"operation": {op: [fault.waiter], theirs: [fault.awaited]}}
+            )
+        if status == native.BUSY:
+            return WindowBusy(
+                f"{op}: another operation ran on this window (epoch {fault.epoch}) at the same time"
+            )
+        return Timeout(
+            op, fault.waiter, (fault.awaited,), self.timeout, fault.epoch, word,
+            _epoch_and_chunks(fault.want), _epoch_and_chunks(fault.got),
+        )  # fmt: skip
+
+
+class HostWindow(Window):
+    """Windows in the memory of this host: ranks are processes, or all in this one."""
+
+    def __init__(self, group: Group, shape: WindowShape, timeout: float) -> None:
+        super().__init__(group, shape, timeout)
+        self._traffic: dict[str, Traffic] = defaultdict(Traffic)
         memory = open_windows(group, shape.nbytes, timeout)
         self._memory: Windows | None = memory
         self._windows = HostWindows(shape, memory.addresses, group.hosted)
@@ -56,25 +150,15 @@ class Window:
         self._leave = weakref.finalize(self, _leave, self._windows, memory, os.getpid())
 
     @property
-    def name(self) -> str:
-        """What the windows are made of: "shm" or "local"."""
-        return self._alive().name
-
-    @property
     def epoch(self) -> int:
         """Operations begun on this window."""
         return self._windows.epoch
 
     def publish(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
-        """Contiguous int32 [n] of every rank, n at most `shape.board_ints` -> [R, n] on every rank."""
-        memory, number = self._alive(), _number(op)
-        for one in ints:
-            if one.numel() > self.shape.board_ints:
-                raise ArgumentError(
-                    "ints", one.numel(), f"at most {self.shape.board_ints} integers to publish"
-                )
+        self._check_board(ints)
+        memory = self._alive()
         out = [torch.empty((self.group.size, one.numel()), dtype=torch.int32) for one in ints]
-        reports = self._windows.publish(ints, out, number, self.timeout)
+        reports = self._windows.publish(ints, out, _number(op), self.timeout)
         self._settle(op, reports, [one.numel() * 4 for one in ints])
         del memory
         return out
@@ -82,32 +166,19 @@ class Window:
     def exchange_records(
         self,
         sends: Sequence[torch.Tensor],
-        send_splits: Sequence[Sequence[int]],
-        recv_splits: Sequence[Sequence[int]],
+        send_R: Sequence[torch.Tensor],
+        recvs: Sequence[torch.Tensor],
+        recv_R: Sequence[torch.Tensor],
         op: str,
-    ) -> list[torch.Tensor]:
-        """Records [sum(send_splits), ...] in destination order -> [sum(recv_splits), ...] in source order."""
+    ) -> None:
         memory = self._alive()
-        sends = [send.contiguous() for send in sends]
-        to, come = (
-            [torch.tensor(s, dtype=torch.int32) for s in splits] for splits in (send_splits, recv_splits)
-        )
-        recvs = [
-            send.new_empty((sum(splits), *send.shape[1:]))
-            for send, splits in zip(sends, recv_splits, strict=True)
-        ]
-        reports = self._windows.exchange_records(sends, to, recvs, come, _number(op), self.timeout)
-        record = sends[0][:1].numel() or recvs[0][:1].numel()
-        own = [
-            splits[rank] * record * send.element_size()
-            for rank, splits, send in zip(self.group.hosted, send_splits, sends, strict=True)
-        ]
-        self._settle(op, reports, own, record * sends[0].element_size())
+        reports = self._windows.exchange_records(sends, send_R, recvs, recv_R, _number(op), self.timeout)
+        record_bytes = _record_bytes(sends[0])
+        own = [int(to[rank]) * record_bytes for rank, to in zip(self.group.hosted, send_R, strict=True)]
+        self._settle(op, reports, own, record_bytes)
         del memory
-        return recvs
 
     def deliver(self, args: Sequence[Deliver], op: str) -> None:
-        """Brings tokens to the rows of their experts, one part for each hosted rank."""
         memory = self._alive()
         reports = self._windows.deliver(args, _number(op), self.timeout, self._lanes())
         own = [
@@ -118,7 +189,6 @@ class Window:
         del memory
 
     def collect(self, args: Sequence[Collect], op: str) -> None:
-        """Brings experts' rows home, one part for each hosted rank."""
         memory = self._alive()
         reports = self._windows.collect(args, _number(op), self.timeout, self._lanes())
         own = [
@@ -129,14 +199,15 @@ class Window:
         del memory
 
     def registered(self, rank: int, dtype: torch.dtype) -> torch.Tensor:
-        """[registered_rows, H]: the rows of x that live in a hosted rank's window."""
-        begin = self.shape.registered_at
-        nbytes = self.shape.registered_rows * self.shape.pull_row_bytes
-        view = torch.from_numpy(self._alive().view(rank))[begin : begin + nbytes]
-        return view.view(dtype).view(self.shape.registered_rows, -1)
+        return self._registered(torch.from_numpy(self._alive().view(rank)), dtype)
+
+    def traffic(self) -> dict[str, Traffic]:
+        return dict(self._traffic)
+
+    def check(self) -> None:
+        """Every operation has raised what it met."""
 
     def close(self) -> None:
-        """Leaves, and lets go of the memory. Idempotent, not collective."""
         self._leave()
         self._memory = None
 
@@ -157,36 +228,95 @@ class Window:
     ) -> None:
         """Counts what moved; raises if some wait failed. `record_bytes`: bytes of a record, where several travel as
         one."""
-        counter = self.traffic[op]
+        counter = self._traffic[op]
         counter.calls += 1
         for report, own in zip(reports, own_bytes, strict=True):
-            moved = report.moved
-            counter.remote_rows += moved.bytes // record_bytes if record_bytes else moved.rows
-            counter.rail_rows += moved.rail_bytes // record_bytes if record_bytes else moved.rail_rows
-            counter.remote_bytes += moved.bytes
-            counter.rail_bytes += moved.rail_bytes
-            counter.logical_bytes += moved.bytes + own
+            moved = (report.moved.rows, report.moved.bytes, report.moved.rail_rows, report.moved.rail_bytes)
+            _count(counter, moved, record_bytes)
+            counter.logical_bytes += own
         for report in reports:
             if report.status != native.ARRIVED:
-                raise self._error(report)
+                raise self._error(report.status, report.fault)
 
-    def _error(self, report: native.Report) -> FlexEPError:
-        fault = report.fault
-        op, word = OPS[fault.op], native.WORDS[fault.word]
-        if report.status == native.LEFT:
-            return PeerLost(
-                f"{op}: rank {fault.waiter} waits for rank {fault.awaited} (epoch {fault.epoch}, word {word}), "
-                "which has destroyed its dispatcher or ended"
-            )
-        if report.status == native.MISMATCHED:
-            theirs = OPS[fault.got & 0xFF]
-            return CollectiveMismatch(
-                f"epoch {fault.epoch}", {"operation": {op: [fault.waiter], theirs: [fault.awaited]}}
-            )
-        return Timeout(
-            op, fault.waiter, (fault.awaited,), self.timeout, fault.epoch, word,
-            _epoch_and_chunks(fault.want), _epoch_and_chunks(fault.got),
-        )  # fmt: skip
+
+class DeviceWindow(Window):
+    """Windows of ranks that live on one GPU. Operations are enqueued on the current stream, and nothing waits."""
+
+    def __init__(self, group: Group, shape: WindowShape, timeout: float) -> None:
+        super().__init__(group, shape, timeout)
+        # Plain zeros, each rank's window on a multiple of the layout's alignment.
+        nbytes = shape.nbytes
+        self._memory: torch.Tensor | None = torch.zeros(
+            (group.size, nbytes), dtype=torch.uint8, device=group.device
+        )
+        self._windows = DeviceWindows(shape, self._memory)
+        self._calls: dict[str, tuple[int, int]] = {}  # calls so far, and bytes of a record (0: rows)
+
+    def publish(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
+        self._check_board(ints)
+        self._begin(op, 0)
+        out = [one.new_empty((self.group.size, one.numel())) for one in ints]
+        self._windows.publish(ints, out, _number(op), self.timeout)
+        return out
+
+    def exchange_records(
+        self,
+        sends: Sequence[torch.Tensor],
+        send_R: Sequence[torch.Tensor],
+        recvs: Sequence[torch.Tensor],
+        recv_R: Sequence[torch.Tensor],
+        op: str,
+    ) -> None:
+        self._begin(op, _record_bytes(sends[0]))
+        self._windows.exchange_records(sends, send_R, recvs, recv_R, _number(op), self.timeout)
+
+    def deliver(self, args: Sequence[Deliver], op: str) -> None:
+        self._begin(op, 0)
+        self._windows.deliver(args, _number(op), self.timeout)
+
+    def collect(self, args: Sequence[Collect], op: str) -> None:
+        self._begin(op, 0)
+        self._windows.collect(args, _number(op), self.timeout)
+
+    def registered(self, rank: int, dtype: torch.dtype) -> torch.Tensor:
+        return self._registered(self._alive()[rank], dtype)
+
+    def traffic(self) -> dict[str, Traffic]:
+        moved = self._windows.moved.sum(0).tolist()
+        out = {}
+        for op, (calls, record_bytes) in self._calls.items():
+            out[op] = Traffic(calls=calls)
+            _count(out[op], moved[_number(op)], record_bytes)
+        return out
+
+    def check(self) -> None:
+        torch.cuda.synchronize(self.group.device)
+        self._raise_reported()
+
+    def close(self) -> None:
+        self._memory = None
+
+    def _alive(self) -> torch.Tensor:
+        if self._memory is None:
+            raise WindowBroken("this window was closed")
+        return self._memory
+
+    def _begin(self, op: str, record_bytes: int) -> None:
+        self._alive()
+        self._raise_reported()
+        self._calls[op] = (self._calls.get(op, (0, 0))[0] + 1, record_bytes)
+
+    def _raise_reported(self) -> None:
+        fault = self._windows.fault()
+        if fault is not None:
+            raise self._error(fault.status, fault)
+
+
+def make_window(group: Group, shape: WindowShape, timeout: float) -> Window:
+    """The windows of a group, collectively. Raises Unavailable where ranks cannot reach each other's memory."""
+    if group.device.type == "cuda" and group.is_local:
+        return DeviceWindow(group, shape, timeout)
+    return HostWindow(group, shape, timeout)
 
 
 class WindowCollectives(Collectives):
@@ -195,7 +325,9 @@ class WindowCollectives(Collectives):
     def __init__(self, window: Window) -> None:
         super().__init__(window.group, window.timeout)
         self.window = window
-        self.traffic = window.traffic
+
+    def counted(self) -> dict[str, Traffic]:
+        return self.window.traffic()
 
     def all_gather(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
         gathered = self.window.publish([t.contiguous().view(-1) for t in tensors], op)
@@ -208,7 +340,32 @@ class WindowCollectives(Collectives):
         recv_splits: Sequence[Sequence[int]],
         op: str,
     ) -> list[torch.Tensor]:
-        return self.window.exchange_records(sends, send_splits, recv_splits, op)
+        sends = [send.contiguous() for send in sends]
+        device = self.group.device
+        to, come = (
+            [torch.tensor(splits, dtype=torch.int32, device=device) for splits in all_splits]
+            for all_splits in (send_splits, recv_splits)
+        )
+        recvs = [
+            send.new_empty((sum(splits), *send.shape[1:]))
+            for send, splits in zip(sends, recv_splits, strict=True)
+        ]
+        self.window.exchange_records(sends, to, recvs, come, op)
+        return recvs
+
+
+def _record_bytes(records: torch.Tensor) -> int:
+    return math.prod(records.shape[1:]) * records.element_size()
+
+
+def _count(counter: Traffic, moved: Sequence[int], record_bytes: int) -> None:
+    """Adds rows, bytes, rail rows and rail bytes; of records, which travel several as one, the records."""
+    rows, nbytes, rail_rows, rail_bytes = moved
+    counter.remote_rows += nbytes // record_bytes if record_bytes else rows
+    counter.rail_rows += rail_bytes // record_bytes if record_bytes else rail_rows
+    counter.remote_bytes += nbytes
+    counter.rail_bytes += rail_bytes
+    counter.logical_bytes += nbytes
 
 
 def _number(op: str) -> int:
