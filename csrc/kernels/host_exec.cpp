@@ -100,11 +100,11 @@ class HostWindows::Run {
     lanes_[lane]();
   }
   void stop_all() {
-    for (const auto& rank : owner_.ranks_) {
-      HostMem mem(owner_.windows_.data(), owner_.layout_.shape.topology, rank->rank, rank->state);
-      if (!mem.stop_once()) continue;
-      for (int to = 0; to < owner_.layout_.shape.topology.ranks; ++to)
-        mem.post(to, owner_.layout_.word(Word::stopped, rank->rank), kGaveUp);
+    for (std::size_t i = 0; i < owner_.ranks_.size(); ++i) {
+      Rank& rank = *owner_.ranks_[i];
+      HostMem mem(owner_.windows_.data(), owner_.layout_.shape.topology, rank.rank, rank.state);
+      SoloTeam team;
+      Exchange<HostMem, SoloTeam>(mem, team, owner_.layout_, operations_[i]).refuse(Status::failed);
     }
   }
   /// Sums what the lanes of the i-th rank moved, and reads its fault record if it has given up.

@@ -36,6 +36,7 @@ enum class Status : std::int32_t {
   left = 3,        // the awaited peer destroyed its side of the window, and what it had posted is not enough
   mismatched = 4,  // the awaited peer is in another operation of the same epoch
   busy = 5,        // no wait: another operation runs on the window
+  failed = 6,      // no wait: the rank cannot run the operation
 };
 
 }  // namespace flexep

@@ -23,6 +23,14 @@ struct Waited {
   int by;  // the rank that stopped the window, if one did
 };
 
+/// Whether a signal that is far enough is of the operation that waits for it. A writer cannot get ahead of its reader by
+/// an epoch, so a chunk of a later one means that the two run different operations; a reader that has given everything
+/// back is an epoch ahead, and so may be a rank that has published twice.
+FLEXEP_HD constexpr bool belongs(Word word, Signal got, Signal want) {
+  if (epoch_of(got) != epoch_of(want)) return !is_ready_word(word);
+  return op_of(got) == op_of(want) || chunks_of(got) == 0;
+}
+
 /// Waits until the word reaches `want`. A peer that gave up ends the wait at once; a peer that left ends it only if it
 /// is the awaited one and its word, read again after that, is still not enough: all it had to say was posted before.
 template <class Mem>
@@ -32,10 +40,8 @@ FLEXEP_HD Waited wait_for(Mem& mem, const WindowLayout& layout, Word word, int i
   Clock clock{seconds};
   for (;;) {
     const Signal got = mem.load(at);
-    if (has_reached(got, want)) {
-      const bool other = epoch_of(got) == epoch_of(want) && op_of(got) != op_of(want) && chunks_of(got) > 0;
-      return {other ? Status::mismatched : Status::arrived, got, -1};
-    }
+    if (has_reached(got, want))
+      return {belongs(word, got, want) ? Status::arrived : Status::mismatched, got, -1};
     const Idle next = mem.idle(at, got, clock);
     if (next == Idle::again) continue;
     for (int peer = 0; peer < layout.shape.topology.ranks; ++peer)

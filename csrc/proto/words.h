@@ -48,6 +48,12 @@ constexpr int kChannels = 5;
 
 FLEXEP_HD constexpr Word ready_word(Channel c) { return static_cast<Word>(1 + 2 * static_cast<int>(c)); }
 FLEXEP_HD constexpr Word free_word(Channel c) { return static_cast<Word>(2 + 2 * static_cast<int>(c)); }
+FLEXEP_HD constexpr bool is_ready_word(Word word) {
+  const int kind = static_cast<int>(word);
+  return kind > 0 && kind < 1 + 2 * kChannels && kind % 2 == 1;
+}
+static_assert(is_ready_word(Word::offered) && !is_ready_word(Word::consumed) &&
+              !is_ready_word(Word::stopped));
 static_assert(ready_word(Channel::mail) == Word::mailed && free_word(Channel::mail) == Word::mail_credit);
 static_assert(ready_word(Channel::push) == Word::delivered && free_word(Channel::push) == Word::credit);
 static_assert(ready_word(Channel::pull) == Word::offered && free_word(Channel::pull) == Word::consumed);

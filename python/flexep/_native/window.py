@@ -20,7 +20,7 @@ Report = _C.Report  # what one operation did on one rank
 Fault = _C.FaultRecord
 _CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # csrc/base/dtype.h
 MAX_CHUNKS = 2**20 - 1  # of one operation (csrc/proto/signal.h)
-ARRIVED, EXPIRED, STOPPED, LEFT, MISMATCHED, BUSY = range(6)  # Status of csrc/proto/signal.h
+ARRIVED, EXPIRED, STOPPED, LEFT, MISMATCHED, BUSY, FAILED = range(7)  # Status of csrc/proto/signal.h
 WORDS = (
     "published", "mailed", "mail_credit", "delivered", "credit", "offered", "consumed",
     "relay_delivered", "relay_credit", "relay_offered", "relay_consumed", "stopped",

@@ -71,9 +71,8 @@ def exchange_meta(
     for i, rank in enumerate(hosted):
         order = _by_source(sent_RR[:, rank].view(D, size))
         member_K = relayed[i][:, 1 + K : 1 + 2 * K].contiguous()
-        base = (
-            torch.tensor([0, *rail_in[i][rank % size :: size]], dtype=torch.int32).cumsum(0).to(torch.int32)
-        )
+        from_domains = torch.tensor([0, *rail_in[i][rank % size :: size]], device=device)
+        base = from_domains.cumsum(0).to(torch.int32)
         hops = Hops(
             rail_token=torch.cat(rail_tokens[i]).to(torch.int32),
             slot_domain=slot_domains[i],

@@ -123,14 +123,15 @@ class Window(ABC):
                 "which has destroyed its dispatcher or ended"
             )
         if status == native.MISMATCHED:
-            theirs = OPS[fault.got & 0xFF]
-            return CollectiveMismatch(
-                f"epoch {fault.epoch}", {"operation": {op: [fault.waiter], theirs: [fault.awaited]}}
-            )
+            epoch, _ = _epoch_and_chunks(fault.got)
+            ours, theirs = f"{op} (epoch {fault.epoch})", f"{OPS[fault.got & 0xFF]} (epoch {epoch})"
+            return CollectiveMismatch("window", {"operation": {ours: [fault.waiter], theirs: [fault.awaited]}})
         if status == native.BUSY:
             return WindowBusy(
                 f"{op}: another operation ran on this window (epoch {fault.epoch}) at the same time"
             )
+        if status == native.FAILED:
+            return PeerLost(f"{op}: rank {fault.waiter} cannot run it and has given up (epoch {fault.epoch})")
         return Timeout(
             op, fault.waiter, (fault.awaited,), self.timeout, fault.epoch, word,
             _epoch_and_chunks(fault.want), _epoch_and_chunks(fault.got),
