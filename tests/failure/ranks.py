@@ -24,6 +24,7 @@ import flexep
 from flexep.testing.worker import die_with_parent
 
 HOST = "127.0.0.1"
+START_SECONDS = 60.0
 DYING = "dying"  # what a rank says before it kills itself
 
 
@@ -91,6 +92,7 @@ class Crew:
     """
 
     def __init__(self, size: int, scenario: Scenario, *args: object) -> None:
+        self.size = size
         self._store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["flexep.testing.worker", "torch._dynamo"])  # as RankPool does
@@ -122,9 +124,9 @@ class Crew:
         """What the scenario returned on a rank; waits for it."""
         return self._wait_for(rank, "value", seconds)[1]
 
-    def values(self, ranks: Sequence[int], seconds: float = 60.0) -> dict[int, Any]:
-        """The same of several ranks."""
-        return {rank: self.value(rank, seconds) for rank in ranks}
+    def values(self, but: int | None = None, seconds: float = 60.0) -> dict[int, Any]:
+        """The same of all ranks `but` one."""
+        return {rank: self.value(rank, seconds) for rank in range(self.size) if rank != but}
 
     def exit_code(self, rank: int, seconds: float = 30.0) -> int | None:
         """Of the rank's process, once it has ended: negative the signal that ended it. None: it lives."""
@@ -171,6 +173,7 @@ def _live(
     torch.set_num_threads(1)
     me = Rank(rank, size, dist.TCPStore(HOST, port), pipe)
     try:
+        me.group.barrier(START_SECONDS)  # processes start unequally; the scenario's timeouts are not for that
         said = ("value", time.monotonic(), scenario(me, *args))
     except BaseException:
         said = ("raised", time.monotonic(), traceback.format_exc())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,13 +19,27 @@ from tests.contract.rounds import GOOD, inputs, works
 from tests.failure.ranks import Rank, Tried
 from tests.transport.held import Held, held
 
-R, VICTIM = 3, 1
+VICTIM = 1
 TIMEOUT = 2.0  # seconds; every living rank must know within 1.5 times that
 Survived = tuple[Tried, list[str]]
 
 
-def make(me: Rank, backend: str, **changes: Any) -> flexep.Dispatcher:
-    return flexep.Dispatcher(me.group, backend=backend, **GOOD | {"timeout": TIMEOUT} | changes)
+@dataclass(frozen=True)
+class Setup:
+    """A dispatcher and the ranks it is tried on."""
+
+    backend: str
+    ranks: int = 3
+    domain_size: int | None = None
+
+
+# Over two domains, so that VICTIM may be a relay that others wait for too.
+SETUPS = [Setup(name, 4, 2) if name == "hybridep" else Setup(name) for name in flexep.BACKENDS]
+
+
+def make(group: flexep.Group, setup: Setup, **changes: Any) -> flexep.Dispatcher:
+    args = GOOD | {"timeout": TIMEOUT, "domain_size": setup.domain_size} | changes
+    return flexep.Dispatcher(group, backend=setup.backend, **args)
 
 
 def one_round(ep: flexep.Dispatcher, experts: Callable[[], None] = lambda: None) -> None:
@@ -33,51 +48,53 @@ def one_round(ep: flexep.Dispatcher, experts: Callable[[], None] = lambda: None)
     ep.combine(r.x, r.handle)
 
 
-def after(me: Rank, backend: str, *lost: int) -> list[str]:
+def after(me: Rank, setup: Setup, *lost: int) -> list[str]:
     """What the ranks that are left get wrong with a new dispatcher on a new group, against the oracle."""
     us = me.regroup(lost)
-    case = Case(us.size, 5, 16, 2, 7, spread="ragged", dispatcher=backend, cached=1)
+    case = Case(us.size, 5, 16, 2, 7, spread="ragged", dispatcher=setup.backend, cached=1)
+    if setup.domain_size is not None and us.size % setup.domain_size == 0:
+        case = replace(case, domain_size=setup.domain_size)
     found = [f"{m.what}: {m.detail}" for m in check_case(case, us.group)]
     us.group.barrier()
     us.group.close()
     return found
 
 
-def survive(me: Rank, backend: str, ep: flexep.Dispatcher, call: Callable[[], Any], *lost: int) -> Survived:
+def survive(me: Rank, setup: Setup, ep: flexep.Dispatcher, call: Callable[[], Any], *lost: int) -> Survived:
     tried = me.attempt(call)
     ep.destroy()
     ep.destroy()
     me.group.close()
-    return tried, after(me, backend, *lost)
+    return tried, after(me, setup, *lost)
 
 
 # -- a rank that is not there
 
 
-def misses_construction(me: Rank, backend: str) -> Survived | None:
+def misses_construction(me: Rank, setup: Setup) -> Survived | None:
     if me.rank == VICTIM:
         return None
-    tried = me.attempt(lambda: make(me, backend))
+    tried = me.attempt(lambda: make(me.group, setup))
     me.group.close()
-    return tried, after(me, backend, VICTIM)
+    return tried, after(me, setup, VICTIM)
 
 
-def misses_dispatch(me: Rank, backend: str) -> Survived | None:
-    ep = make(me, backend)
+def misses_dispatch(me: Rank, setup: Setup) -> Survived | None:
+    ep = make(me.group, setup)
     one_round(ep)
     if me.rank != VICTIM:
-        return survive(me, backend, ep, lambda: one_round(ep))
-    assert after(me, backend) == []  # it lives, holds its dispatcher, and comes when all regroup
+        return survive(me, setup, ep, lambda: one_round(ep))
+    assert after(me, setup) == []  # it lives, holds its dispatcher, and comes when all regroup
     ep.destroy()
     return None
 
 
-def arrives_late(me: Rank, backend: str) -> bool:
+def arrives_late(me: Rank, setup: Setup) -> bool:
     def sleep() -> None:
         if me.rank == VICTIM:
-            time.sleep(TIMEOUT / 2)
+            time.sleep(TIMEOUT / 4)
 
-    with make(me, backend) as ep:
+    with make(me.group, setup) as ep:
         sleep()
         one_round(ep, sleep)
         return works(ep)
@@ -86,38 +103,38 @@ def arrives_late(me: Rank, backend: str) -> bool:
 # -- a rank that is killed
 
 
-def dies_while_it_waits(me: Rank, backend: str) -> Survived:
+def dies_while_it_waits(me: Rank, setup: Setup) -> Survived:
     """In dispatch, which cannot have ended: the last rank has not come yet."""
-    ep = make(me, backend)
+    ep = make(me.group, setup)
     one_round(ep)
     if me.rank == VICTIM:
         me.die_in(0.3)
-    if me.rank == R - 1:
+    if me.rank == me.size - 1:
         time.sleep(0.8)
-    return survive(me, backend, ep, lambda: one_round(ep), VICTIM)
+    return survive(me, setup, ep, lambda: one_round(ep), VICTIM)
 
 
-def dies_before_its_rows(me: Rank, backend: str, verb: str) -> Survived:
+def dies_before_its_rows(me: Rank, setup: Setup, verb: str) -> Survived:
     """In dispatch ("deliver") or combine ("collect"), when the ranks have agreed and its rows are awaited."""
-    ep = make(me, backend)
+    ep = make(me.group, setup)
     one_round(ep)
     if me.rank == VICTIM:
-        setattr(flexep.BACKENDS[backend], verb, me.die)
-    return survive(me, backend, ep, lambda: one_round(ep), VICTIM)
+        setattr(flexep.BACKENDS[setup.backend], verb, me.die)
+    return survive(me, setup, ep, lambda: one_round(ep), VICTIM)
 
 
-def dies_in_its_experts(me: Rank, backend: str) -> Survived:
+def dies_in_its_experts(me: Rank, setup: Setup) -> Survived:
     """Between dispatch and combine."""
-    ep = make(me, backend)
+    ep = make(me.group, setup)
     one_round(ep)
     die = me.die if me.rank == VICTIM else lambda: None
-    return survive(me, backend, ep, lambda: one_round(ep, die), VICTIM)
+    return survive(me, setup, ep, lambda: one_round(ep, die), VICTIM)
 
 
-def rounds_without_end(me: Rank, backend: str) -> Survived:
+def rounds_without_end(me: Rank, setup: Setup) -> Survived:
     """Of many rows, so that most of the time some are under way; the test kills VICTIM."""
     size = {"hidden": 512, "max_tokens": 512, "top_k": 4}
-    ep = make(me, backend, **size)
+    ep = make(me.group, setup, **size)
     x = torch.ones(512, 512, dtype=torch.bfloat16)
     topk_idx = torch.arange(512 * 4).view(512, 4) % GOOD["num_experts"]
 
@@ -127,16 +144,16 @@ def rounds_without_end(me: Rank, backend: str) -> Survived:
             ep.combine(r.x, r.handle)
 
     me.say("running")
-    return survive(me, backend, ep, rounds, VICTIM)
+    return survive(me, setup, ep, rounds, VICTIM)
 
 
 # -- a rank that makes a mistake
 
 
-def passes_other_shapes(me: Rank, backend: str) -> tuple[Tried, Tried, bool]:
+def passes_other_shapes(me: Rank, setup: Setup) -> tuple[Tried, Tried, bool]:
     odd = me.rank == VICTIM
-    built = me.attempt(lambda: make(me, backend, hidden=32 if odd else 16))
-    with make(me, backend) as ep:
+    built = me.attempt(lambda: make(me.group, setup, hidden=32 if odd else 16))
+    with make(me.group, setup) as ep:
         args = inputs()
         if odd:
             args["x"] = args["x"][:, :8].contiguous()
@@ -151,21 +168,21 @@ def fail() -> None:
     raise ExpertsFailed
 
 
-def raises_in_its_experts(me: Rank, backend: str) -> Survived:
+def raises_in_its_experts(me: Rank, setup: Setup) -> Survived:
     """And leaves its dispatcher by the exception."""
-    ep = make(me, backend)
+    ep = make(me.group, setup)
     one_round(ep)
 
     def call() -> None:
         with ep:
             one_round(ep, fail if me.rank == VICTIM else lambda: None)
 
-    return survive(me, backend, ep, call)
+    return survive(me, setup, ep, call)
 
 
-def skips_a_combine(me: Rank, backend: str) -> Survived:
+def skips_a_combine(me: Rank, setup: Setup) -> Survived:
     """An exception between dispatch and combine, caught; the rank goes on with its next step."""
-    ep = make(me, backend)
+    ep = make(me.group, setup)
 
     def step() -> None:
         try:
@@ -173,22 +190,22 @@ def skips_a_combine(me: Rank, backend: str) -> Survived:
         except ExpertsFailed:
             one_round(ep)
 
-    return survive(me, backend, ep, step)
+    return survive(me, setup, ep, step)
 
 
 # -- nothing is left
 
 
-def rebuilds(me: Rank, backend: str, times: int) -> tuple[Held, Held]:
+def rebuilds(me: Rank, setup: Setup, times: int) -> tuple[Held, Held]:
     """What the process holds once things have warmed up, and after `times` more dispatchers."""
-    return _build(lambda: make(me, backend), inputs(), times)
+    return _build(lambda: make(me.group, setup), inputs(), times)
 
 
-def rebuilds_locally(backend: str, times: int) -> tuple[Held, Held]:
+def rebuilds_locally(setup: Setup, times: int) -> tuple[Held, Held]:
     """The same where one process plays all ranks."""
-    group = flexep.Group.local(R)
-    lists = {name: [value] * R for name, value in inputs().items()}
-    return _build(lambda: flexep.Dispatcher(group, backend=backend, **GOOD), lists, times)
+    group = flexep.Group.local(setup.ranks)
+    lists = {name: [value] * setup.ranks for name, value in inputs().items()}
+    return _build(lambda: make(group, setup), lists, times)
 
 
 def _build(new: Callable[[], flexep.Dispatcher], args: dict[str, Any], times: int) -> tuple[Held, Held]:
