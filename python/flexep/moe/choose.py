@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from flexep.moe import fixed_math
 from flexep.moe.router_config import RouterConfig
+from flexep.ops.route import Routed, can_route, route
 
 # Added to a sum of scores before dividing, so that scores near nothing give weights near 0 instead of NaN; sums below
 # about 1e-17 (sigmoids of logits below -40) are no longer renormalised to 1.
 EPSILON = 1e-20
-TAIL = -16.0  # below, sqrt(softplus(x)) is exp(x / 2) to fp32 precision, and its gradient cannot be 0 * inf
-
-
-def sqrt_softplus(x: Tensor) -> Tensor:
-    """sqrt(log(1 + exp(x))), with values and gradients that stay right where softplus underflows."""
-    body = F.softplus(x.clamp(min=TAIL)).sqrt()
-    return torch.where(x < TAIL, (x.clamp(max=TAIL) / 2).exp(), body)
 
 
 def score(logits_TE: Tensor, config: RouterConfig) -> Tensor:
     """The score of every expert, [T, E]. Post-softmax: the logits themselves."""
     if config.score == "sigmoid":
-        return logits_TE.sigmoid()
+        return fixed_math.sigmoid(logits_TE)
     if config.score == "sqrt_softplus":
-        return sqrt_softplus(logits_TE)
-    return F.softmax(logits_TE, dim=-1) if config.pre_softmax else logits_TE
+        return fixed_math.sqrt_softplus(logits_TE)
+    return fixed_math.softmax(logits_TE) if config.pre_softmax else logits_TE
 
 
 def probabilities(logits_TE: Tensor, config: RouterConfig) -> Tensor:
     """[T, E], each row adding up to 1: what the balancing losses call p. Softmax, or scores over their sum."""
     if config.score == "softmax":
-        return F.softmax(logits_TE, dim=-1)
+        return fixed_math.softmax(logits_TE)
     scores_TE = score(logits_TE, config)
-    return scores_TE / (scores_TE.sum(dim=-1, keepdim=True) + EPSILON)
+    return scores_TE / (fixed_math.lane_sum(scores_TE) + EPSILON)
 
 
 def largest(values: Tensor, k: int) -> Tensor:
@@ -73,10 +67,39 @@ def weigh(logits_TE: Tensor, idx_TK: Tensor, config: RouterConfig) -> Tensor:
     """fp32 [T, K]: the weights of chosen experts, without the bias. Differentiable."""
     weights_TK = score(logits_TE, config).gather(-1, idx_TK)
     if config.score == "softmax" and not config.pre_softmax:
-        weights_TK = F.softmax(weights_TK, dim=-1)
+        weights_TK = fixed_math.softmax(weights_TK)
     elif config.renormalize and config.top_k > 1:
-        weights_TK = weights_TK / (weights_TK.sum(dim=-1, keepdim=True) + EPSILON)
+        weights_TK = weights_TK / (fixed_math.lane_sum(weights_TK) + EPSILON)
     return weights_TK if config.scaling == 1.0 else weights_TK * config.scaling
+
+
+def fusable(logits_TE: Tensor, config: RouterConfig) -> bool:
+    """Whether `choose_and_weigh` takes these logits; the functions above, composed, take any."""
+    return not config.force_balanced and can_route(logits_TE.device, config.num_experts, config.top_k)
+
+
+def choose_and_weigh(
+    logits_TE: Tensor,
+    config: RouterConfig,
+    bias_E: Tensor | None,
+    padding_mask_T: Tensor | None,
+    with_probs: bool,
+) -> Routed:
+    """`choose`, `weigh` and (where asked for) `probabilities` in one operation, with the same bits. Differentiable."""
+    return route(
+        logits_TE,
+        bias_E,
+        padding_mask_T,
+        top_k=config.top_k,
+        score=config.score,
+        pre_softmax=config.pre_softmax,
+        renormalize=config.renormalize,
+        scaling=config.scaling,
+        num_groups=config.num_groups,
+        topk_groups=config.topk_groups,
+        group_score=config.group_score,
+        with_probs=with_probs,
+    )
 
 
 def deal(real_T: Tensor, config: RouterConfig, rank: int) -> Tensor:

@@ -13,10 +13,12 @@ from flexep.errors import ArgumentError
 from flexep.group import DEFAULT_TIMEOUT, Group
 from flexep.moe import losses
 from flexep.moe.capacity import kept_slots
-from flexep.moe.choose import choose, deal, probabilities, weigh
+from flexep.moe.choose import choose, choose_and_weigh, deal, fusable, probabilities, weigh
 from flexep.moe.counts import count_experts, sum_over_ranks
 from flexep.moe.init import keyed_generator, keyed_normal
 from flexep.moe.router_config import LOSSES, RouterConfig
+
+BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss")  # the losses that sum probabilities
 
 
 class Routing(NamedTuple):
@@ -27,11 +29,16 @@ class Routing(NamedTuple):
 
 
 class _Draft(NamedTuple):
-    """One rank's routing before anything is known of the other ranks. chosen: int64 [T, K], -1 for padding."""
+    """One rank's routing before anything is known of the other ranks. chosen: int32 or int64 [T, K], -1 for padding.
+
+    weights, probs: what the fused operation made; None where it was not taken, or not asked for probabilities.
+    """
 
     logits_TE: Tensor
     chosen_TK: Tensor
     real_T: Tensor
+    weights_TK: Tensor | None = None
+    probs_TE: Tensor | None = None
 
 
 class Router(nn.Module):
@@ -46,6 +53,9 @@ class Router(nn.Module):
         group: ranks whose tokens are balanced together; None: this process alone. In a local group x, padding_mask
             and the result are lists, one of each a rank.
         timeout: seconds a wait for another rank may take. seed, name: what initial values and noise depend on.
+        fused: take the operation that chooses and weighs in one pass (flexep.ops.route) where it applies: at most 32 of
+            at most 16,384 experts, not dealt, on CUDA in a build with kernels. The composition that is taken otherwise
+            gives the same bits.
 
     Attributes:
         bias: fp32 [E] buffer, or None; fp32 through every cast of the module. `end_step` moves it.
@@ -68,6 +78,7 @@ class Router(nn.Module):
         timeout: float = DEFAULT_TIMEOUT,
         seed: int = 0,
         name: str = "router",
+        fused: bool = True,
     ) -> None:
         super().__init__()
         if hidden < 1:
@@ -75,6 +86,7 @@ class Router(nn.Module):
         self.config = config
         self.group = group
         self.timeout = timeout
+        self.fused = fused
         self.loss_scale = 1.0
         self.losses: dict[str, Tensor] = {}
         self.weight = nn.Parameter(keyed_normal((config.num_experts, hidden), hidden**-0.5, seed, name))
@@ -187,11 +199,20 @@ class Router(nn.Module):
                 logits_TE.shape, device=x_TH.device, generator=self._generator(rank, x_TH.device)
             )
             logits_TE = logits_TE + config.jitter * noise
+        if self.fused and fusable(logits_TE, config):
+            return self._draft_fused(logits_TE, padding_mask, real_T)
         if config.force_balanced:
             chosen_TK = deal(real_T, config, rank)
         else:
             chosen_TK = choose(logits_TE, config, self.bias)
         return _Draft(logits_TE, chosen_TK.masked_fill(~real_T[:, None], -1), real_T)
+
+    def _draft_fused(self, logits_TE: Tensor, padding_mask: Tensor | None, real_T: Tensor) -> _Draft:
+        with_probs = self.counting and any(getattr(self.config, name) for name in BALANCING)
+        idx_TK, weights_TK, probs_TE = choose_and_weigh(
+            logits_TE, self.config, self.bias, padding_mask, with_probs
+        )
+        return _Draft(logits_TE, idx_TK, real_T, weights_TK, probs_TE)
 
     def _generator(self, rank: int, device: torch.device) -> torch.Generator:
         """Each rank has noise of its own, which goes on from call to call."""
@@ -236,9 +257,9 @@ class Router(nn.Module):
         """The losses whose coefficient is not 0, coefficient included: this rank's share of each."""
         config, K = self.config, self.config.top_k
         found = {}
-        if config.aux_loss or config.global_aux_loss or config.seq_aux_loss:
-            probs_TE = probabilities(draft.logits_TE, config)
-            prob_sum_E = losses.mask_rows(probs_TE, draft.real_T).sum(0)
+        if any(getattr(config, name) for name in BALANCING):
+            probs_TE = _probs(draft, config)
+            prob_sum_E = probs_TE.sum(0)
         if config.aux_loss:
             found["aux_loss"] = config.aux_loss * losses.balance(prob_sum_E, counts_E, tokens, K)
         if config.seq_aux_loss:
@@ -255,11 +276,21 @@ class Router(nn.Module):
 
     def _finish(self, draft: _Draft, loss: Tensor | None) -> Routing:
         """Weights, the loss behind them, and what the capacity drops."""
-        weights_TK = weigh(draft.logits_TE, draft.chosen_TK.clamp(min=0), self.config)
+        weights_TK = draft.weights_TK
+        if weights_TK is None:
+            weights_TK = weigh(draft.logits_TE, draft.chosen_TK.clamp(min=0), self.config)
+            weights_TK = losses.mask_rows(weights_TK, draft.real_T)
         if loss is not None:
             weights_TK = losses.attach_loss(weights_TK, loss, self.loss_scale)
-        kept_TK = draft.chosen_TK >= 0
-        if self.config.capacity_factor is not None:
-            kept_TK = kept_slots(draft.chosen_TK, weights_TK, draft.real_T, self.config)
-        idx_TK = draft.chosen_TK.masked_fill(~kept_TK, -1)
-        return Routing(idx_TK.to(torch.int32), weights_TK.masked_fill(~kept_TK, 0.0))
+        idx_TK = draft.chosen_TK.to(torch.int32)
+        if self.config.capacity_factor is None:
+            return Routing(idx_TK, weights_TK)
+        kept_TK = kept_slots(idx_TK, weights_TK, draft.real_T, self.config)
+        return Routing(idx_TK.masked_fill(~kept_TK, -1), weights_TK.masked_fill(~kept_TK, 0.0))
+
+
+def _probs(draft: _Draft, config: RouterConfig) -> Tensor:
+    """fp32 [T, E], 0 for padding."""
+    if draft.probs_TE is not None:
+        return draft.probs_TE
+    return losses.mask_rows(probabilities(draft.logits_TE, config), draft.real_T)
