@@ -140,7 +140,7 @@ PLANTS = [
     Plant(
         "other operation taken for one's own",
         WAIT,
-        "other ? Status::mismatched : Status::arrived",
+        "belongs(word, got, want) ? Status::arrived : Status::mismatched",
         "Status::arrived",
         "one runs something else",
         "did not learn",

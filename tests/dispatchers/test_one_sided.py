@@ -206,5 +206,29 @@ def test_ranks_in_different_operations_are_told() -> None:
     assert all(said), said
 
 
+def later_epoch(ctx: RankContext) -> str:
+    """Rank 1 sends in its second operation what rank 0 waits for in its first."""
+    ep = flexep.Dispatcher(ctx.group, backend="deepep", timeout=20.0, **SHAPE)
+    window, one = ep._alive().backend.window, torch.ones(1, 1, dtype=torch.int32)
+    none, to_0, from_1 = (torch.tensor(n, dtype=torch.int32) for n in ([0, 0], [1, 0], [0, 1]))
+    try:
+        if ctx.rank == 0:
+            window.exchange_records([one[:0]], [none], [one.clone()], [from_1], "dispatch.meta")
+        else:
+            window.exchange_records([one[:0]], [none], [one[:0]], [none], "dispatch.meta")
+            window.exchange_records([one], [to_0], [one[:0]], [none], "dispatch.meta")
+    except flexep.CollectiveMismatch as mismatch:
+        return str(mismatch)
+    finally:
+        ctx.group.barrier()
+        ep.destroy()
+    return ""
+
+
+def test_a_chunk_of_a_later_operation_is_not_taken_for_this_one() -> None:
+    with RankPool(2) as pool:
+        assert "dispatch.meta (epoch 2)" in pool.run(later_epoch)[0]
+
+
 def test_every_operation_has_a_number_of_its_own() -> None:
     assert len(set(OPS)) == len(OPS) < 256
