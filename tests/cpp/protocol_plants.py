@@ -58,6 +58,7 @@ WAIT, WINDOW, TOPOLOGY = "proto/wait.h", "proto/window.h", "proto/topology.h"
 
 PULLED, SUM, BOARD, RECORD = "a pulled row differs", "a sum differs", "a board differs", "a record differs"
 OWNER, GROWTH, DEADLOCK, NO_END = "another writer", "a word does not grow", "deadlock", "no end"
+WAIT_FAILED = "a wait failed"  # the protocol itself notices
 
 PLANTS = [
     Plant("missing drain of a chunk", EXCHANGE, SETTLE, "team_.sync();", "push", SUM),
@@ -78,7 +79,7 @@ PLANTS = [
     Plant("reuse of a chunk by the next operation", EXCHANGE, "last != 0", "false", "pull", PULLED),
     Plant("reuse of a board too soon", WINDOW, "static_cast<std::size_t>(parity)", "0u", "publish", BOARD),
     Plant("reuse of registered rows too soon", EXCHANGE, EMPTIED, "Status::arrived", "pull", PULLED),
-    Plant("stale epoch of a reader", EXCHANGE, ARRIVED, ARRIVED_BEFORE, "push", SUM),
+    Plant("stale epoch of a reader", EXCHANGE, ARRIVED, ARRIVED_BEFORE, "push", WAIT_FAILED),
     Plant("stale epoch of a writer", EXCHANGE, "last = op_.epoch;", "last = op_.epoch - 1;", "pull", PULLED),
     Plant(
         "wrong word owner",
