@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -195,17 +196,23 @@ class _StoreGroup(Group):
         self._round += 1
         self._store.set(f"{this_round}/{self.rank}", payload)  # type: ignore[arg-type]  # bytes are accepted
         keys = [f"{this_round}/{r}" for r in range(self.size)]
-        try:
-            self._store.wait(keys, timedelta(seconds=timeout))
-        except RuntimeError as error:
-            late = tuple(r for r, key in enumerate(keys) if not self._store.check([key]))
-            raise Timeout("all_gather", self.rank, late, timeout) from error
+        self._await(keys, timeout)
         payloads = [self._store.get(key) for key in keys]
         if (
             this_round >= 2
         ):  # everybody has begun the round before this one, so nobody reads the one before that
             self._store.delete_key(f"{this_round - 2}/{self.rank}")
         return payloads
+
+    def _await(self, keys: list[str], timeout: float) -> None:
+        """Returns when all keys are there. Looks by itself, because a FileStore's own wait counts whole seconds."""
+        deadline, nap = time.monotonic() + timeout, 0.0005
+        while not self._store.check(keys):
+            if time.monotonic() > deadline:
+                late = tuple(r for r, key in enumerate(keys) if not self._store.check([key]))
+                raise Timeout("all_gather", self.rank, late, timeout)
+            time.sleep(nap)
+            nap = min(2 * nap, 0.02)
 
 
 def _make_gloo(store: dist.Store, rank: int, size: int, limit: timedelta) -> tuple[Any, Any]:

@@ -1,0 +1,117 @@
+"""Ranks of one process on one GPU: NVL8 and NVL72 on one device, one cooperative launch an operation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flexep
+from flexep.testing.case import Case
+from flexep.testing.check import check_dispatchers
+from flexep.transport.window import DeviceWindow
+
+pytestmark = pytest.mark.gpu
+SHAPE = {"num_experts": 9, "hidden": 64, "top_k": 3, "max_tokens": 40}
+SMALL = Case(
+    ranks=8,
+    experts=11,
+    hidden=64,
+    top_k=3,
+    tokens=33,
+    seed=3,
+    spread="ragged",
+    alignment=8,
+    transport="local",
+)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "domain_size"), [(8, None), (8, 4), (8, 2), (72, None), (72, 8), (6, 2), (2, 1)]
+)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"weights": "inside", "cached": 2},
+        {"capacity": "one_over", "layout": "flat"},
+        {"capacity": "far_over", "window": "tenth", "dtype": "fp32", "combine_wire": "bf16"},
+        {"layout": "flat", "y_layout": "flat", "weights": "inside", "dtype": "fp16", "empty": 0.3},
+        {"payload": "nonfinite", "window": "least", "routing": "duplicates"},
+    ],
+)
+def test_contract(ranks: int, domain_size: int | None, how: dict[str, object]) -> None:
+    case = Case(**{**vars(SMALL), "ranks": ranks, "experts": ranks + 5, "domain_size": domain_size, **how})
+    found = check_dispatchers(case, flexep.Group.local(ranks, "cuda"), ["deepep", "hybridep"])
+    assert not found, "\n".join(map(str, found[:4]))
+
+
+@pytest.mark.parametrize("domain_size", [None, 4])
+def test_twenty_runs_give_the_same_bits(domain_size: int | None) -> None:
+    case = Case(**{**vars(SMALL), "domain_size": domain_size, "repeats": 19, "hidden": 1024, "tokens": 200})
+    found = check_dispatchers(case, flexep.Group.local(8, "cuda"), ["deepep", "hybridep"])
+    assert not found, "\n".join(map(str, found[:4]))
+
+
+def window_of(ep: flexep.Dispatcher) -> DeviceWindow:
+    window = ep._alive().backend.window
+    assert isinstance(window, DeviceWindow)
+    return window
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+def test_a_wait_that_expires_names_itself_at_the_next_call_and_breaks_the_window() -> None:
+    group = flexep.Group.local(3, "cuda")
+    ep = flexep.Dispatcher(group, backend="deepep", timeout=0.2, **SHAPE)
+    one = torch.ones(1, 1, dtype=torch.int32, device="cuda")
+    recvs = [torch.zeros_like(one) for _ in range(3)]
+    none = [ints(0, 0, 0)] * 3
+    # Rank 2 waits for a record of rank 1, which sends none.
+    expects = [none[0], none[0], ints(0, 1, 0)]
+    window_of(ep).exchange_records([one] * 3, none, recvs, expects, "dispatch.meta")
+    with pytest.raises(flexep.Timeout) as caught:
+        ep.check()
+    error = caught.value
+    assert (error.op, error.waiting_rank, error.awaited_ranks) == ("dispatch.meta", 2, (1,))
+    assert (error.epoch, error.word, error.want, error.got) == (1, "mailed", (1, 1), (0, 0))
+    x = [torch.zeros(4, 64, dtype=torch.bfloat16, device="cuda")] * 3
+    with pytest.raises(flexep.Timeout):
+        ep.dispatch(x, [torch.zeros(4, 3, dtype=torch.int64, device="cuda")] * 3)
+    ep.destroy()
+    again = flexep.Dispatcher(group, backend="deepep", **SHAPE)
+    again.dispatch(x, [torch.zeros(4, 3, dtype=torch.int64, device="cuda")] * 3)
+    again.check()
+
+
+def test_operations_that_overlap_in_execution_are_refused() -> None:
+    """Two streams, one window: the first operation waits for a record that never comes while the second begins."""
+    ep = flexep.Dispatcher(flexep.Group.local(2, "cuda"), backend="deepep", timeout=1.0, **SHAPE)
+    window, one = window_of(ep), torch.ones(1, 1, dtype=torch.int32, device="cuda")
+    recvs, none = [torch.zeros_like(one) for _ in range(2)], [ints(0, 0)] * 2
+    torch.cuda.synchronize()
+    window.exchange_records([one] * 2, none, recvs, [ints(0, 1), ints(0, 0)], "dispatch.meta")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        window.exchange_records([one] * 2, none, recvs, none, "dispatch.meta")
+    with pytest.raises(flexep.WindowBusy, match=r"dispatch\.meta: another operation"):
+        ep.check()
+
+
+def test_more_ranks_than_a_launch_carries_are_refused() -> None:
+    with pytest.raises(flexep.ArgumentError, match="ranks on one GPU"):
+        flexep.Dispatcher(flexep.Group.local(129, "cuda"), backend="deepep", **SHAPE)
+
+
+def test_counters_are_those_of_the_cpu() -> None:
+    seen = []
+    for device in ("cpu", "cuda"):
+        ep = flexep.Dispatcher(flexep.Group.local(4, device), backend="hybridep", domain_size=2, **SHAPE)
+        torch.manual_seed(0)
+        x = [torch.randn(30, 64).bfloat16().to(device) for _ in range(4)]
+        idx = [torch.randint(-1, 9, (30, 3)).to(device) for _ in range(4)]
+        r = ep.dispatch(x, idx)
+        ep.combine([one.x for one in r], [one.handle for one in r])
+        seen.append({op: (t.calls, t.remote_rows, t.rail_rows, t.rail_bytes) for op, t in ep.traffic.items()})
+    assert seen[0] == seen[1]
+    assert seen[0]["dispatch.rows"][2] > 0
