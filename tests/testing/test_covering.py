@@ -63,6 +63,8 @@ def test_the_conformance_array_covers_every_axis_value_within_its_limit() -> Non
         assert {getattr(case, field) for case in cases} == set(AXES[field]), field
     assert {case.ranks for case in cases} == {1, 2, 3, 4, 8}
     assert {case.transport for case in cases} == {"process", "local"}
+    shapes = {(case.ranks, case.domain_size) for case in cases}
+    assert shapes > {(2, 1), (4, 2), (8, 8), (8, 4), (8, 2)}
     assert {(case.tokens, case.hidden) for case in cases} == {
         (t, h)
         for t, h in itertools.product(AXES["tokens"], AXES["hidden"])

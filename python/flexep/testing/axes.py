@@ -17,6 +17,7 @@ from flexep.testing.case import (
     ROUTINGS,
     SPREADS,
     WEIGHTS,
+    WINDOWS,
     Case,
 )
 from flexep.testing.covering import Row, covering_array
@@ -40,30 +41,37 @@ AXES: dict[str, Sequence[Any]] = {
     "weights": WEIGHTS,
     "dtype": tuple(DTYPES),
     "combine_wire": (None, *DTYPES),
-    "domain": ("flat", "one", "half", "whole"),
+    "domain": ("flat", 1, 2, 3, 4, 8, "whole"),
     "use": tuple(USES),
     "headroom": (0, 5),
     "payload": PAYLOADS,
+    "window": WINDOWS,
 }
+LEAST_TOKENS = 128  # the most with one token a chunk: every chunk is a hand-shake of all ranks
 
 
 def allowed(row: Row, limit: int = DEFAULT_LIMIT) -> bool:
     """Whether a (partial) row makes sense and is small enough."""
-    # Half the ranks are a domain of their own only from four on.
-    ranks, times = (
-        row.get("ranks", 4 if row.get("domain") == "half" else 1),
-        3 if row.get("routing") == "W6_rotating_hot" else 1,
-    )
+    size = row.get("domain", "flat")
+    least_ranks = 2 * size if isinstance(size, int) and size > 1 else 1
+    ranks, times = row.get("ranks", least_ranks), 3 if row.get("routing") == "W6_rotating_hot" else 1
     times *= USES[row.get("use", "once")]
     if ranks * row.get("tokens", 0) * row.get("top_k", 1) * row.get("hidden", 8) * times > limit:
         return False
     if row.get("layouts") == ("flat", "flat") and row.get("weights") == "combine":
         return False
-    if row.get("domain") == "half" and (ranks < 4 or ranks % 2):
+    if row.get("window") == "least" and row.get("tokens", 0) > LEAST_TOKENS:
+        return False
+    if not fits(size, ranks):
         return False
     # 512 experts padded to 256 rows each are 2^17 rows of nothing: bound the padding like the tokens
     padding = num_experts(row.get("experts", "R-1"), ranks) * row.get("alignment", 1)
     return padding * row.get("hidden", 8) <= limit
+
+
+def fits(domain: str | int, ranks: int) -> bool:
+    """Whether a value of the domain axis says something of its own about this many ranks."""
+    return not isinstance(domain, int) or domain == 1 or (ranks % domain == 0 and domain < ranks)
 
 
 def num_experts(value: str | int, ranks: int) -> int:
@@ -74,7 +82,7 @@ def num_experts(value: str | int, ranks: int) -> int:
 def case_of(row: Row, seed: int, transport: str = "process") -> Case:
     """The case that a full row (with "ranks") describes."""
     ranks, capacity, use = row["ranks"], row["capacity"], row["use"]
-    domain = {"flat": None, "one": 1, "half": ranks // 2, "whole": ranks}[row["domain"]]
+    domain = {"flat": None, "whole": ranks}.get(row["domain"], row["domain"])
     plain = {f.name for f in fields(Case)} & set(AXES) - {"experts", "capacity"}
     return Case(
         ranks=ranks,
@@ -99,6 +107,7 @@ def covering_cases(
     """Cases in which every possible pair of values meets, the number of ranks and the transport being axes
     too."""
     everything = {**axes, "ranks": tuple(ranks), "transport": ("process", "local")}
+    everything["domain"] = [size for size in axes["domain"] if any(fits(size, r) for r in ranks)]
     sizes = [limit >> shift for shift in (8, 6, 4, 2, 1, 0)]
     rows = covering_array(everything, [partial(allowed, limit=size) for size in sizes], SIZES, seed)
     return [case_of(row, seed + i, transport=row["transport"]) for i, row in enumerate(rows)]

@@ -41,6 +41,7 @@ LAYOUTS = (("expert_major", "expert_major"), ("flat", "expert_major"), ("flat", 
 WEIGHTS = ("inside", "combine", "nowhere", "none")
 PAYLOADS = ("plain", "nonfinite")
 TRANSPORTS = ("process", "local")
+WINDOWS = ("default", "tenth", "least")
 
 _CHOICES: dict[str, tuple] = {
     "spread": SPREADS,
@@ -52,6 +53,7 @@ _CHOICES: dict[str, tuple] = {
     "payload": PAYLOADS,
     "dtype": tuple(DTYPES),
     "transport": TRANSPORTS,
+    "window": WINDOWS,
     "combine_wire": (None, *DTYPES),
     "layout": ("expert_major", "flat"),
     "y_layout": ("expert_major", "flat"),
@@ -65,7 +67,9 @@ class Case:
     `capacity`: none (exact sizes), full (the rows needed, exactly), one_over (one row too few), far_over (a
     third of them), factor (a float). `weights`: applied inside the expert, at combine, nowhere, or none given
     to dispatch. `fresh` dispatches with new routing, each followed by `cached` dispatches through its handle
-    with new data; `repeats` times the whole again, for equal bits.
+    with new data; `repeats` times the whole again, for equal bits. `window`: what the rings of one-sided
+    dispatchers may take (flexep.testing.windows): the default, a tenth of what holds `tokens` in one chunk, or
+    as little as one token a chunk.
     """
 
     ranks: int
@@ -94,6 +98,7 @@ class Case:
     payload: str = "plain"
     dispatcher: str = "alltoall"
     transport: str = "process"
+    window: str = "default"
 
     def __post_init__(self) -> None:
         for name in ("ranks", "experts", "hidden", "top_k", "alignment", "fresh"):
@@ -120,8 +125,8 @@ class Case:
 
     @property
     def data(self) -> Case:
-        """The case without who carries it: equal `data` means equal inputs and equal outputs."""
-        return dataclasses.replace(self, dispatcher="alltoall", transport="process")
+        """The case without who carries it and how: equal `data` means equal inputs and equal outputs."""
+        return dataclasses.replace(self, dispatcher="alltoall", transport="process", window="default")
 
     def to_json(self) -> str:
         """One line that `flexep verify --case` and `from_json` read back. Fields at their default are left

@@ -34,7 +34,7 @@ class Close:
 
 @dataclass(frozen=True)
 class Expected:
-    """Tensors by name: `exact` to the bit, `close` within a tolerance."""
+    """Tensors by name: `exact` to the bit, `close` within a tolerance; some are both."""
 
     exact: dict[str, torch.Tensor | None]
     close: dict[str, Close]
@@ -116,7 +116,7 @@ def _near(plan: ref.Plan, rank: int, y: torch.Tensor, w_TK: torch.Tensor | None,
     coarsest = max(UNIT[world.dtype], UNIT[world.wire])
     # fp32 rounds every one of up to K terms; a partial sum narrower than fp32 may also fall below its
     # smallest step
-    out.close["z (fp64)"] = Close(z64, max(8, world.top_k) * coarsest * size + 1e-6)
+    out.close["z"] = Close(z64, max(8, world.top_k) * coarsest * size + 1e-6)
 
 
 def _home_of_partials(

@@ -12,6 +12,7 @@ from flexep.testing.case import Case
 from flexep.testing.compare import digest, raw
 from flexep.testing.experts import TakeRows, expert_partials, expert_rows
 from flexep.testing.oracle import Oracle
+from flexep.testing.windows import window_bytes
 
 Seen = dict[str, "torch.Tensor | None"]
 GUARD_ROWS = 2
@@ -32,7 +33,7 @@ class Flow:
             max_tokens=world.max_tokens, backend=case.dispatcher, dtype=world.dtype,
             combine_wire=case.combine_wire, domain_size=case.domain_size, layout=case.layout,
             alignment=case.alignment, capacity=world.capacity, overflow=case.overflow,
-            placement=world.placement, timeout=TIMEOUT,
+            placement=world.placement, timeout=TIMEOUT, window_bytes=window_bytes(case, world),
         )  # fmt: skip
 
     def problem(self, what: str, detail: str, rank: int | None = None) -> None:
@@ -168,7 +169,7 @@ class Flow:
         seen: Seen = {f"received {name}": getattr(r, name) for name in names}
         if self.case.layout == "flat":
             seen.update({"expert_idx": r.expert_idx, "row_map": r.row_map})
-        seen.update({"z": z, "z (fp64)": z, "dy": y.grad, "dx": x.grad})
+        seen.update({"z": z, "dy": y.grad, "dx": x.grad})
         if w is not None:
             seen["dweights"] = w.grad
         return {name: None if value is None else value.detach().cpu() for name, value in seen.items()}
