@@ -186,6 +186,23 @@ def test_opcheck(num_rows: int | None) -> None:
         torch.library.opcheck(permute_rows.permute_rows, (x, p.row_map, p.row_src, w))
         torch.library.opcheck(permute_rows.unpermute_rows, (y, p.row_map, p.row_src, w))
     torch.library.opcheck(permute_rows.permute_weights, (weights, p.row_map, p.row_src))
+    torch.library.opcheck(permute_rows.permute_with_weights, (x, weights, p.row_map, p.row_src))
+
+
+def test_gradients_of_rows_and_of_weights_alone() -> None:
+    """permute moves rows and weights in one operation: either may be all that a loss looks at."""
+    idx = make_routing(9, 3, 4)
+    x, weights = torch.randn(9, 8, requires_grad=True), torch.rand(9, 3, requires_grad=True)
+    p = permute(x, idx, weights, num_experts=4, alignment=4)
+    assert p.weights is not None
+    (dx,) = torch.autograd.grad(p.x.sum(), x, retain_graph=True)
+    assert torch.equal(dx, (idx >= 0).sum(1, keepdim=True).float().expand(9, 8))
+    dx, dw = torch.autograd.grad((p.weights * 3).sum(), (x, weights), allow_unused=True, retain_graph=True)
+    assert dx is None
+    assert torch.equal(dw, 3.0 * (idx >= 0))
+    nan = torch.full_like(p.weights, float("nan"))  # a gradient may be NaN, a weight not
+    (dw,) = torch.autograd.grad(p.weights, weights, nan)
+    assert torch.equal(dw.isnan(), idx >= 0)
 
 
 @pytest.mark.parametrize("num_rows", [None, 64])

@@ -9,8 +9,8 @@ import torch
 
 from flexep._native import rows as native
 from flexep.errors import ArgumentError
-from flexep.ops import composite
-from flexep.ops.rows import dot_rows, gather_rows, reduce_rows
+from flexep.ops.rows import dot_rows, dot_slots, gather_rows, reduce_rows
+from tests.ops import composed
 from tests.ops.reference import assert_bits, loop_dot, loop_gather, loop_reduce
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
@@ -51,7 +51,7 @@ def test_gather(isa: str, dtype: torch.dtype, hidden: int, weighted: bool) -> No
     weights = torch.randn(29) if weighted else None
     got = gather_rows(src, idx, weights)
     assert_bits(got, loop_gather(src, idx, weights))
-    assert_bits(composite.gather_rows(src, idx, weights), got)
+    assert_bits(composed.gather_rows(src, idx, weights), got)
 
 
 def test_gather_copies_bits_of_any_dtype(isa: str) -> None:
@@ -73,7 +73,7 @@ def test_reduce(isa: str, dtype: torch.dtype, hidden: int, sort: bool) -> None:
         for out_dtype in FLOATS:
             got = reduce_rows(src, idx, given, out_dtype, sort)
             assert_bits(got, loop_reduce(src, idx, given, out_dtype, sort))
-            assert_bits(composite.reduce_rows(src, idx, given, out_dtype, sort), got)
+            assert_bits(composed.reduce_rows(src, idx, given, out_dtype, sort), got)
 
 
 @pytest.mark.parametrize("group_dtype", FLOATS)
@@ -84,7 +84,7 @@ def test_reduce_groups(isa: str, dtype: torch.dtype, group_dtype: torch.dtype, s
     weights = torch.randn(9, 8)
     got = reduce_rows(src, idx, weights, dtype, sort, groups, group_dtype)
     assert_bits(got, loop_reduce(src, idx, weights, dtype, sort, groups, group_dtype))
-    assert_bits(composite.reduce_rows(src, idx, weights, dtype, sort, groups, group_dtype), got)
+    assert_bits(composed.reduce_rows(src, idx, weights, dtype, sort, groups, group_dtype), got)
 
 
 def test_a_sum_starts_from_its_first_term_and_an_empty_one_is_plus_zero(isa: str) -> None:
@@ -108,8 +108,17 @@ def test_dot(isa: str, dtype: torch.dtype, hidden: int) -> None:
     assert_bits(dot_rows(a, b, idx), loop_dot(a, b, idx))
     a, b = torch.randn(17, hidden).to(dtype), torch.randn(6, hidden).to(dtype)
     exact = torch.where(idx < 0, 0.0, (a.double() * b.double()[idx.clamp(min=0).long()]).sum(1))
-    for got in (dot_rows(a, b, idx), composite.dot_rows(a, b, idx)):
+    for got in (dot_rows(a, b, idx), composed.dot_rows(a, b, idx)):
         torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_dot_slots_is_the_dot_of_every_slot(isa: str, dtype: torch.dtype) -> None:
+    tokens, rows, row_map = make_rows(9, 104, dtype), make_rows(13, 104, dtype, seed=1), make_idx((9, 4), 13)
+    got = dot_slots(tokens, rows, row_map)
+    for k in range(4):
+        assert_bits(got[:, k], loop_dot(tokens, rows, row_map[:, k]))
+    assert dot_slots(tokens, rows, row_map[:, :0]).shape == (9, 0)
 
 
 def test_paths_agree_bit_for_bit_past_the_cache_and_across_threads() -> None:
@@ -149,11 +158,11 @@ def test_strided_source(isa: str) -> None:
 @pytest.mark.parametrize(("rows", "entries"), [(0, 0), (0, 3), (3, 0)])
 def test_empty(rows: int, entries: int) -> None:
     src, idx = torch.randn(rows, 16), torch.full((entries,), -1, dtype=torch.int32)
-    for op in (gather_rows, composite.gather_rows):
+    for op in (gather_rows, composed.gather_rows):
         assert torch.equal(op(src, idx), torch.zeros(entries, 16))
-    for op in (reduce_rows, composite.reduce_rows):
+    for op in (reduce_rows, composed.reduce_rows):
         assert torch.equal(op(src, idx.view(-1, 1), None, torch.float32, True), torch.zeros(entries, 16))
-    for op in (dot_rows, composite.dot_rows):
+    for op in (dot_rows, composed.dot_rows):
         assert torch.equal(op(torch.randn(entries, 16), src, idx), torch.zeros(entries))
 
 
@@ -176,6 +185,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(reduce_rows, (src, slots, weights, torch.bfloat16, True))
     torch.library.opcheck(reduce_rows, (src, slots, None, torch.float32, False, slots, torch.bfloat16))
     torch.library.opcheck(dot_rows, (src[:5], src, idx))
+    torch.library.opcheck(dot_slots, (src[:5], src, slots))
 
 
 def _refused(argument: str, call: object, *args: object) -> None:
@@ -204,6 +214,11 @@ def test_refusals() -> None:
     _refused("b", dot_rows, src, src.half(), make_idx((6,), 6))
     _refused("b", dot_rows, src, torch.randn(6, 8), make_idx((6,), 6))
     _refused("idx", dot_rows, src, src, idx)
+    _refused("rows", dot_slots, src, src.half(), slots)
+    _refused("row_map", dot_slots, src, src, slots)
+    _refused("row_map", dot_slots, src, src, make_idx((6, 3), 6).long())
+    _refused("src", gather_rows, src[:1].expand(2**31, 16), idx)
+    _refused("src", reduce_rows, src[:1].expand(2**31, 16), slots, None, f32, False)
     for bad in (6, -2, 2**31 - 1):
         with pytest.raises(ArgumentError, match=rf"idx = {bad}: .*position 4"):
             gather_rows(src, torch.tensor([0, -1, 5, 0, bad], dtype=torch.int32))

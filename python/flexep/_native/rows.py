@@ -1,24 +1,37 @@
-"""The row functors on CPU tensors: thin wrappers over csrc/ops/rows.h that check, allocate and pass pointers.
+"""The row functors: thin wrappers over csrc/ops/rows.h and rows_cuda.h that check, allocate and pass pointers.
 
 Shape letters: M source rows, N output rows, T tokens, K entries a token, H hidden. Indices are int32, -1 is
-"none". Every function raises ArgumentError, naming the argument, before anything moves.
+"none". Every function raises ArgumentError, naming the argument, before anything moves. On the CPU that includes an
+index out of range. On CUDA, where values cannot be judged without waiting for the device, such an index counts as -1;
+work is enqueued on the current stream of the tensors' device and nothing waits for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from flexep._native._load import _C
-from flexep._native.memory import empty
+from flexep._native.operands import (
+    CODES,
+    FLOATS,
+    address,
+    check_operand,
+    check_vector,
+    enqueue,
+    index,
+    output,
+    rows_of,
+    slot_index,
+    weights_like,
+    width,
+)
 from flexep.errors import ArgumentError
 
-ROW_BYTES = 16  # rows are whole multiples of this
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_BYTES = 3
+MOST_TERMS = 2048  # entries a token that reduce_rows takes on CUDA
 
 
 @contextmanager
@@ -36,88 +49,25 @@ def isa_names() -> list[str]:
     return _C.isa_names()
 
 
-def check_rows(name: str, rows: torch.Tensor, *, floats: bool) -> None:
-    """A row matrix: 2-D, contiguous rows of a multiple of 16 bytes, fp32/fp16/bf16 if `floats`. Any
-    device."""
-    if rows.dim() != 2:
-        raise ArgumentError(name, tuple(rows.shape), "2 dimensions, [rows, hidden]")
-    if floats and rows.dtype not in FLOATS:
-        raise ArgumentError(name, rows.dtype, "float32, float16 or bfloat16")
-    if rows.shape[1] * rows.element_size() % ROW_BYTES or rows.shape[1] == 0:
-        raise ArgumentError(
-            "hidden", rows.shape[1], f"rows of a multiple of {ROW_BYTES} bytes ({name}: {rows.dtype})"
-        )
-    if rows.stride(1) != 1 and rows.shape[0]:
-        raise ArgumentError(name, rows.stride(), "contiguous rows: stride(1) == 1")
-
-
-def check_vector(
-    name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], like: torch.Tensor
-) -> None:
-    """An index or weight tensor of exactly this dtype and shape, on the device of `like`."""
-    if tensor.dtype != dtype:
-        raise ArgumentError(name, tensor.dtype, str(dtype))
-    if tuple(tensor.shape) != shape:
-        raise ArgumentError(name, tuple(tensor.shape), f"shape {shape}")
-    if tensor.device != like.device:
-        raise ArgumentError(name, str(tensor.device), f"the device of the rows, {like.device}")
-
-
-def check_range(name: str, values: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """A CPU tensor of int32 or int64 as contiguous int32; refuses a value outside [low, high)."""
-    values, count = values.contiguous(), values.numel()
-    if values.dtype == torch.int32:
-        narrow, bad = values, _C.first_outside(values.data_ptr(), count, low, high)
-    else:
-        narrow = torch.empty(values.shape, dtype=torch.int32)
-        bad = _C.narrow(narrow.data_ptr(), values.data_ptr(), count, low, high)
-    if bad >= 0:
-        raise ArgumentError(name, int(values.view(-1)[bad]), f"values in [{low}, {high}) (position {bad})")
-    return narrow
-
-
-def _index(name: str, idx: torch.Tensor, dim: int, high: int, like: torch.Tensor) -> torch.Tensor:
-    if idx.dim() != dim:
-        raise ArgumentError(name, tuple(idx.shape), f"{dim} dimension{'s' * (dim > 1)}")
-    check_vector(name, idx, torch.int32, tuple(idx.shape), like)
-    return check_range(name, idx, -1, high)
-
-
-def _weights(weights: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
-    if weights is None:
-        return None
-    check_vector("weights", weights, torch.float32, tuple(like.shape), like)
-    return weights.contiguous()
-
-
-def _rows(rows: torch.Tensor, code: int) -> tuple[int, int, int]:
-    return rows.data_ptr(), rows.stride(0) * rows.element_size(), code
-
-
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _on_cpu(name: str, tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
-        raise ArgumentError(name, str(tensor.device), "a CPU tensor")
-
-
 def gather_rows(
     src_MH: torch.Tensor, idx_N: torch.Tensor, weights_N: torch.Tensor | None = None
 ) -> torch.Tensor:
     """See flexep.ops.rows.gather_rows."""
-    _on_cpu("src", src_MH)
-    check_rows("src", src_MH, floats=weights_N is not None)
-    idx_N = _index("idx", idx_N, 1, src_MH.shape[0], src_MH)
-    weights_N = _weights(weights_N, idx_N)
-    hidden, code = src_MH.shape[1], _CODE.get(src_MH.dtype, _BYTES)
-    out_NH = empty(idx_N.shape[0], hidden, src_MH.dtype)
-    _C.gather_rows(
-        out=out_NH.data_ptr(), src=_rows(src_MH, code), idx=idx_N.data_ptr(), weights=_address(weights_N),
-        rows=idx_N.shape[0], hidden=hidden if code != _BYTES else hidden * src_MH.element_size(),
-        threads=torch.get_num_threads(),
-    )  # fmt: skip
+    on_cuda = check_operand("src", src_MH, floats=weights_N is not None)
+    idx_N = index("idx", idx_N, 1, src_MH.shape[0], src_MH)
+    weights_N = weights_like(weights_N, idx_N)
+    out_NH = output(idx_N.shape[0], src_MH.shape[1], src_MH.dtype, src_MH.device)
+    if on_cuda:
+        enqueue(
+            _C.gather_rows_cuda, src_MH.device, out=out_NH.data_ptr(), src=rows_of(src_MH),
+            src_rows=src_MH.shape[0], idx=idx_N.data_ptr(), weights=address(weights_N), rows=idx_N.shape[0],
+            hidden=width(src_MH),
+        )  # fmt: skip
+    else:
+        _C.gather_rows(
+            out=out_NH.data_ptr(), src=rows_of(src_MH), idx=idx_N.data_ptr(), weights=address(weights_N),
+            rows=idx_N.shape[0], hidden=width(src_MH), threads=torch.get_num_threads(),
+        )  # fmt: skip
     return out_NH
 
 
@@ -132,24 +82,60 @@ def expand_rows(
 
     row_map and row_src are inverses of each other (flexep.ops.permute makes them); [N, H] in src's dtype.
     """
-    _on_cpu("src", src_TH)
-    check_rows("src", src_TH, floats=weights_TK is not None)
-    row_map_TK = _index("row_map", row_map_TK, 2, row_src_N.shape[0], src_TH)
-    if row_map_TK.shape[0] != src_TH.shape[0]:
-        raise ArgumentError(
-            "row_map", tuple(row_map_TK.shape), f"{src_TH.shape[0]} rows, one for each row of src"
-        )
-    row_src_N = _index("row_src", row_src_N, 1, row_map_TK.numel(), src_TH)
-    weights_TK = _weights(weights_TK, row_map_TK)
-    (tokens, top_k), hidden, code = row_map_TK.shape, src_TH.shape[1], _CODE.get(src_TH.dtype, _BYTES)
-    out_NH = empty(row_src_N.shape[0], hidden, src_TH.dtype)
+    if check_operand("src", src_TH, floats=weights_TK is not None):
+        return _expand_cuda(src_TH, row_map_TK, row_src_N, weights_TK)[0]
+    row_map_TK, row_src_N = slot_index(row_map_TK, row_src_N, src_TH)
+    weights_TK = weights_like(weights_TK, row_map_TK)
+    (tokens, top_k), rows = row_map_TK.shape, row_src_N.shape[0]
+    out_NH = output(rows, src_TH.shape[1], src_TH.dtype, src_TH.device)
     _C.expand_rows(
-        out=out_NH.data_ptr(), src=_rows(src_TH, code), row_map=row_map_TK.data_ptr(),
-        row_src=row_src_N.data_ptr(), weights=_address(weights_TK), tokens=tokens, top_k=top_k,
-        rows=row_src_N.shape[0], hidden=hidden if code != _BYTES else hidden * src_TH.element_size(),
-        threads=torch.get_num_threads(),
+        out=out_NH.data_ptr(), src=rows_of(src_TH), row_map=row_map_TK.data_ptr(),
+        row_src=row_src_N.data_ptr(), weights=address(weights_TK), tokens=tokens, top_k=top_k, rows=rows,
+        hidden=width(src_TH), threads=torch.get_num_threads(),
     )  # fmt: skip
     return out_NH
+
+
+def expand_rows_carrying(
+    src_TH: torch.Tensor,
+    row_map_TK: torch.Tensor,
+    row_src_N: torch.Tensor,
+    carried_TK: torch.Tensor | None,
+    words_TW: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """expand_rows of CUDA tensors, in the same pass fp32 numbers of slots to rows ([N]) and fp32 numbers of tokens
+    to their rows ([N, W]); +0 on padding. What is not given comes back empty."""
+    if not check_operand("src", src_TH, floats=False):
+        raise ArgumentError("src", str(src_TH.device), "a CUDA tensor")
+    return _expand_cuda(src_TH, row_map_TK, row_src_N, None, carried_TK, words_TW)
+
+
+def _expand_cuda(
+    src_TH: torch.Tensor,
+    row_map_TK: torch.Tensor,
+    row_src_N: torch.Tensor,
+    weights_TK: torch.Tensor | None,
+    carried_TK: torch.Tensor | None = None,
+    words_TW: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    row_map_TK, row_src_N = slot_index(row_map_TK, row_src_N, src_TH)
+    weights_TK, carried_TK = weights_like(weights_TK, row_map_TK), weights_like(carried_TK, row_map_TK)
+    (tokens, top_k), rows, words = row_map_TK.shape, row_src_N.shape[0], 0
+    if words_TW is not None:
+        words = words_TW.shape[1]
+        check_vector("words", words_TW, torch.float32, (tokens, words), src_TH)
+        words_TW = words_TW.contiguous()
+    out_NH = output(rows, src_TH.shape[1], src_TH.dtype, src_TH.device)
+    carried_N = out_NH.new_empty(0 if carried_TK is None else rows, dtype=torch.float32)
+    words_NW = out_NH.new_empty(rows if words else 0, words, dtype=torch.float32)
+    enqueue(
+        _C.expand_rows_cuda, src_TH.device, out=out_NH.data_ptr(), src=rows_of(src_TH),
+        row_map=row_map_TK.data_ptr(), row_src=row_src_N.data_ptr(), weights=address(weights_TK),
+        carried=address(carried_TK), carried_out=carried_N.data_ptr(), words=address(words_TW),
+        words_out=words_NW.data_ptr(), words_a_row=words, tokens=tokens, top_k=top_k, rows=rows,
+        hidden=width(src_TH),
+    )  # fmt: skip
+    return out_NH, carried_N, words_NW
 
 
 def reduce_rows(
@@ -162,22 +148,27 @@ def reduce_rows(
     group_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """See flexep.ops.rows.reduce_rows."""
-    _on_cpu("src", src_MH)
-    check_rows("src", src_MH, floats=True)
-    idx_TK = _index("idx", idx_TK, 2, src_MH.shape[0], src_MH)
-    weights_TK = _weights(weights_TK, idx_TK)
+    on_cuda = check_operand("src", src_MH, floats=True)
+    idx_TK = index("idx", idx_TK, 2, src_MH.shape[0], src_MH)
+    weights_TK = weights_like(weights_TK, idx_TK)
     check_reduce_dtypes(out_dtype, groups_TK, group_dtype)
     if groups_TK is not None:
         check_vector("groups", groups_TK, torch.int32, tuple(idx_TK.shape), src_MH)
         groups_TK = groups_TK.contiguous()
     (tokens, top_k), hidden = idx_TK.shape, src_MH.shape[1]
-    out_TH = empty(tokens, hidden, out_dtype)
-    _C.reduce_rows(
-        out=out_TH.data_ptr(), out_dtype=_CODE[out_dtype], src=_rows(src_MH, _CODE[src_MH.dtype]),
-        idx=idx_TK.data_ptr(), weights=_address(weights_TK), groups=_address(groups_TK),
-        group_dtype=_CODE[group_dtype or torch.float32], sort=sort, tokens=tokens, top_k=top_k, hidden=hidden,
-        threads=torch.get_num_threads(),
-    )  # fmt: skip
+    if on_cuda and top_k > MOST_TERMS:
+        raise ArgumentError("idx", tuple(idx_TK.shape), f"at most {MOST_TERMS} entries a token on CUDA")
+    out_TH = output(tokens, hidden, out_dtype, src_MH.device)
+    fields: dict[str, Any] = {
+        "out": out_TH.data_ptr(), "out_dtype": CODES[out_dtype], "src": rows_of(src_MH),
+        "idx": idx_TK.data_ptr(), "weights": address(weights_TK), "groups": address(groups_TK),
+        "group_dtype": CODES[group_dtype or torch.float32], "sort": sort, "tokens": tokens, "top_k": top_k,
+        "hidden": hidden,
+    }  # fmt: skip
+    if on_cuda:
+        enqueue(_C.reduce_rows_cuda, src_MH.device, src_rows=src_MH.shape[0], **fields)
+    else:
+        _C.reduce_rows(**fields, threads=torch.get_num_threads())
     return out_TH
 
 
@@ -195,16 +186,57 @@ def check_reduce_dtypes(
 
 def dot_rows(a_MH: torch.Tensor, b_NH: torch.Tensor, idx_M: torch.Tensor) -> torch.Tensor:
     """See flexep.ops.rows.dot_rows."""
-    _on_cpu("a", a_MH)
-    check_rows("a", a_MH, floats=True)
-    check_rows("b", b_NH, floats=True)
-    check_vector("b", b_NH, a_MH.dtype, (b_NH.shape[0], a_MH.shape[1]), a_MH)
-    idx_M = _index("idx", idx_M, 1, b_NH.shape[0], a_MH)
+    on_cuda = _check_dot("a", a_MH, "b", b_NH)
+    idx_M = index("idx", idx_M, 1, b_NH.shape[0], a_MH)
     check_vector("idx", idx_M, torch.int32, (a_MH.shape[0],), a_MH)
+    if on_cuda:
+        return _dots_cuda(a_MH, b_NH, idx_M, repeat=1)
     out_M = torch.empty(a_MH.shape[0], dtype=torch.float32)
-    code = _CODE[a_MH.dtype]
     _C.dot_rows(
-        out=out_M.data_ptr(), a=_rows(a_MH, code), b=_rows(b_NH, code), idx=idx_M.data_ptr(),
+        out=out_M.data_ptr(), a=rows_of(a_MH), b=rows_of(b_NH), idx=idx_M.data_ptr(),
         rows=a_MH.shape[0], hidden=a_MH.shape[1], threads=torch.get_num_threads(),
     )  # fmt: skip
     return out_M
+
+
+def dot_slots(tokens_TH: torch.Tensor, rows_NH: torch.Tensor, row_map_TK: torch.Tensor) -> torch.Tensor:
+    """See flexep.ops.rows.dot_slots."""
+    on_cuda = _check_dot("tokens", tokens_TH, "rows", rows_NH)
+    row_map_TK = index("row_map", row_map_TK, 2, rows_NH.shape[0], tokens_TH)
+    check_vector("row_map", row_map_TK, torch.int32, (tokens_TH.shape[0], row_map_TK.shape[1]), tokens_TH)
+    if on_cuda:
+        return _dots_cuda(tokens_TH, rows_NH, row_map_TK, repeat=row_map_TK.shape[1])
+    out_TK = torch.empty(row_map_TK.shape, dtype=torch.float32)
+    for k in range(row_map_TK.shape[1]):
+        out_TK[:, k] = dot_rows(tokens_TH, rows_NH, row_map_TK[:, k].contiguous())
+    return out_TK
+
+
+def _check_dot(a_name: str, a: torch.Tensor, b_name: str, b: torch.Tensor) -> bool:
+    on_cuda = check_operand(a_name, a, floats=True)
+    check_operand(b_name, b, floats=True)
+    check_vector(b_name, b, a.dtype, (b.shape[0], a.shape[1]), a)
+    return on_cuda
+
+
+def _dots_cuda(a: torch.Tensor, b: torch.Tensor, idx: torch.Tensor, repeat: int) -> torch.Tensor:
+    out = torch.empty(idx.shape, dtype=torch.float32, device=a.device)
+    enqueue(
+        _C.dot_rows_cuda, a.device, out=out.data_ptr(), a=rows_of(a), b=rows_of(b), b_rows=b.shape[0],
+        idx=idx.data_ptr(), count=idx.numel(), repeat=repeat, hidden=a.shape[1],
+    )  # fmt: skip
+    return out
+
+
+def take(values: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """fp32 values.flatten()[place], +0 where an int32 place is -1 (on CUDA: is none of them); the shape of `place`."""
+    if not values.is_cuda:  # the place -1 is the zero put at the end
+        return torch.cat([values.reshape(-1), values.new_zeros(1)])[place.long()]
+    check_vector("place", place, torch.int32, tuple(place.shape), values)
+    values, place = values.contiguous(), place.contiguous()
+    out = torch.empty(place.shape, dtype=torch.float32, device=values.device)
+    enqueue(
+        _C.take_cuda, values.device, out=out.data_ptr(), values=values.data_ptr(),
+        num_values=values.numel(), index=place.data_ptr(), count=place.numel(),
+    )  # fmt: skip
+    return out

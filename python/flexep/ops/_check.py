@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from flexep._native import rows as native
+from flexep._native import operands as native
 from flexep.errors import ArgumentError
 
 INT32_MAX = 2**31 - 1  # row numbers are int32

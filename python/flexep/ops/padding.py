@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from flexep._native import cast as native_cast
 from flexep.errors import ArgumentError
 from flexep.ops import _check
 from flexep.ops.rows import gather_rows
@@ -33,6 +34,21 @@ def pad(
     _check_arguments(x, counts, alignment, num_rows)
     padded = pad_rows(x, counts, alignment, num_rows)
     return padded, (padded_sizes(counts.long(), alignment)).to(torch.int32)
+
+
+def quantize_and_pad(
+    x: torch.Tensor, counts: torch.Tensor, alignment: int, *, num_rows: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """pad of rows that are cast to fp8 on their way, as flexep.ops.quantize_rows does; not differentiable.
+
+    Args:
+        x: fp32, fp16 or bf16, H a multiple of 16; the others as in pad.
+    Returns:
+        payload float8_e4m3fn [N, H]; scales fp32 [N, ceil(H / 128)], padding +0 in both; padded_counts int32 [E].
+    """
+    _check_arguments(x, counts, alignment, num_rows)
+    payload, scales = pad_quantized(x, counts, alignment, num_rows)
+    return payload, scales, padded_sizes(counts.long(), alignment).to(torch.int32)
 
 
 def unpad(
@@ -99,6 +115,20 @@ def unpad_rows(x: torch.Tensor, counts: torch.Tensor, alignment: int, num_rows: 
     return gather_rows(x, segment_map(begins(padded), sizes, sizes, _result_rows(sizes, num_rows, alignment)))
 
 
+@torch.library.custom_op("flexep::pad_quantized", mutates_args=())
+def pad_quantized(
+    x: torch.Tensor, counts: torch.Tensor, alignment: int, num_rows: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See quantize_and_pad. x may have more rows than sum(counts): the tail goes nowhere."""
+    _check.same_device("counts", counts, x)
+    sizes = _check.sizes("counts", counts, None)
+    padded = padded_sizes(sizes, alignment)
+    _check_rows_of("x", x, sizes)
+    row_map = segment_map(begins(padded), sizes, sizes, x.shape[0])
+    row_src = segment_map(begins(sizes), sizes, padded, _result_rows(padded, num_rows, alignment))
+    return native_cast.quantize_rows(x, row_map.unsqueeze(1), row_src)
+
+
 def _check_rows_of(name: str, x: torch.Tensor, sizes: torch.Tensor) -> None:
     if x.device.type == "cpu" and int(sizes.sum()) > x.shape[0]:
         raise ArgumentError(name, tuple(x.shape), f"the {int(sizes.sum())} rows that counts describes")
@@ -107,6 +137,15 @@ def _check_rows_of(name: str, x: torch.Tensor, sizes: torch.Tensor) -> None:
 def _fake(x: torch.Tensor, counts: torch.Tensor, alignment: int, num_rows: int | None) -> torch.Tensor:
     rows = torch.library.get_ctx().new_dynamic_size() if num_rows is None else num_rows
     return x.new_empty(rows, x.shape[1])
+
+
+def _quantized_fake(
+    x: torch.Tensor, counts: torch.Tensor, alignment: int, num_rows: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = torch.library.get_ctx().new_dynamic_size() if num_rows is None else num_rows
+    blocks = (x.shape[1] + native_cast.SCALE_BLOCK - 1) // native_cast.SCALE_BLOCK
+    payload = x.new_empty(rows, x.shape[1], dtype=native_cast.PAYLOAD)
+    return payload, x.new_empty(rows, blocks, dtype=torch.float32)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -127,5 +166,6 @@ def _unpad_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, 
 
 pad_rows.register_fake(_fake)
 unpad_rows.register_fake(_fake)
+pad_quantized.register_fake(_quantized_fake)
 pad_rows.register_autograd(_pad_backward, setup_context=_setup)
 unpad_rows.register_autograd(_unpad_backward, setup_context=_setup)

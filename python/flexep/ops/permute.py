@@ -14,8 +14,15 @@ import torch
 
 from flexep.errors import ArgumentError
 from flexep.ops import _check
+from flexep.ops.cast import permute_quantized, permute_scaled
 from flexep.ops.maps import mask_to_indices
-from flexep.ops.permute_rows import permute_rows, permute_weights, plan_permutation, unpermute_rows
+from flexep.ops.permute_rows import (
+    permute_rows,
+    permute_weights,
+    permute_with_weights,
+    plan_permutation,
+    unpermute_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,7 @@ class Permuted:
     counts, padded_counts, dropped: int32 [E]: rows kept, the same padded, and rows that num_rows had no room
         for.
     topk_idx: int32 [T, K], the expert of each slot (ascending, where a routing map was given).
+    scales: fp32 [N, B], those of x's rows (0 on padding), if x came with scales or was quantised; or None.
     """
 
     x: torch.Tensor
@@ -38,6 +46,7 @@ class Permuted:
     padded_counts: torch.Tensor
     dropped: torch.Tensor
     topk_idx: torch.Tensor
+    scales: torch.Tensor | None = None
 
 
 def permute(
@@ -49,6 +58,8 @@ def permute(
     top_k: int | None = None,
     alignment: int = 1,
     num_rows: int | None = None,
+    scales: torch.Tensor | None = None,
+    quantize: bool = False,
 ) -> Permuted:
     """Copies each token's row once for each of its slots, grouped by expert.
 
@@ -64,6 +75,10 @@ def permute(
         num_rows: N of a static output. Left out, N is exact (on CUDA: a host wait). If the padded rows do not
             fit, the largest count c is taken such that all experts fit with their first c rows, and the rest
             are dropped.
+        scales: fp32 [T, B] that belong to the rows of x (fp8, or any bytes) and are permuted with them; not
+            differentiable.
+        quantize: casts the rows to fp8 while they move, as flexep.ops.quantize_rows does, H a multiple of 16: x of the
+            result is float8_e4m3fn; not differentiable.
     Raises:
         ArgumentError: a wrong dtype, device, shape or stride, and on the CPU an id outside [-1, E) or a NaN
             weight (on CUDA an id outside counts as -1).
@@ -93,18 +108,35 @@ def permute(
     elif top_k not in (None, routing.shape[1]):
         raise ArgumentError("top_k", top_k, f"the {routing.shape[1]} columns of routing, or nothing")
     _check.at_least("num_experts", num_experts, 1)
+    if scales is not None:
+        _check.tensor("scales", scales, dim=2, dtypes=(torch.float32,), like=x)
+        if quantize:
+            raise ArgumentError("quantize", quantize, "False, as x comes with scales")
     topk_idx, row_map, row_src, counts, padded_counts, dropped = plan_permutation(
         routing, num_experts, alignment, num_rows
     )
+    rows_scales: torch.Tensor | None = None
+    rows_weights: torch.Tensor | None = None
+    if quantize:
+        rows, rows_scales = permute_quantized(x, row_map, row_src)
+    elif scales is not None:
+        rows, rows_scales = permute_scaled(x, scales, row_map, row_src)
+    elif weights is not None:
+        rows, rows_weights = permute_with_weights(x, weights, row_map, row_src)
+    else:
+        rows = permute_rows(x, row_map, row_src)
+    if weights is not None and rows_weights is None:
+        rows_weights = permute_weights(weights, row_map, row_src)
     return Permuted(
-        x=permute_rows(x, row_map, row_src),
-        weights=None if weights is None else permute_weights(weights, row_map, row_src),
+        x=rows,
+        weights=rows_weights,
         row_map=row_map,
         row_src=row_src,
         counts=counts,
         padded_counts=padded_counts,
         dropped=dropped,
         topk_idx=topk_idx,
+        scales=rows_scales,
     )
 
 

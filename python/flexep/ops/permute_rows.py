@@ -15,18 +15,7 @@ from flexep._native import rows as native
 from flexep._native.plan import PlanTable, assign_rows, count_slots, invert_rows, resolve
 from flexep.errors import ArgumentError
 from flexep.ops import _check
-from flexep.ops.composite import gather_rows as composite_gather
-from flexep.ops.rows import dot_rows, reduce_rows
-
-
-def token_of_row(row_src: torch.Tensor, top_k: int) -> torch.Tensor:
-    """int32 [N]: the token of each row, -1 on padding (the floor of -1 / K is -1)."""
-    return torch.div(row_src, max(top_k, 1), rounding_mode="floor")
-
-
-def take(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """values, flattened, at `index`; 0 where the index is -1. The index -1 names the zero put at the end."""
-    return torch.cat([values.reshape(-1), values.new_zeros(1)])[index.long()]
+from flexep.ops.rows import dot_slots, reduce_rows
 
 
 @lru_cache(maxsize=64)
@@ -75,7 +64,7 @@ def _plan_fake(
     return maps[0], maps[1], topk_idx.new_empty(rows, dtype=torch.int32), ints[0], ints[1], ints[2]
 
 
-@torch.library.custom_op("flexep::permute_rows", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("flexep::permute_rows", mutates_args=(), device_types=("cpu", "cuda"))
 def permute_rows(
     x: torch.Tensor, row_map: torch.Tensor, row_src: torch.Tensor, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -83,22 +72,30 @@ def permute_rows(
     return native.expand_rows(x, row_map, row_src, weights)
 
 
-@permute_rows.register_kernel("cuda")
-def _permute_cuda(
-    x: torch.Tensor, row_map: torch.Tensor, row_src: torch.Tensor, weights: torch.Tensor | None = None
-) -> torch.Tensor:
-    native.check_rows("src", x, floats=weights is not None)
-    _check.same_device("row_map", row_map, x)
-    _check.same_device("row_src", row_src, x)
-    weights_N = None if weights is None else take(weights, row_src)
-    return composite_gather(x, token_of_row(row_src, row_map.shape[1]), weights_N)
-
-
 @permute_rows.register_fake
 def _permute_fake(
     x: torch.Tensor, row_map: torch.Tensor, row_src: torch.Tensor, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
     return x.new_empty(row_src.shape[0], x.shape[1])
+
+
+@torch.library.custom_op("flexep::permute_with_weights", mutates_args=(), device_types=("cpu", "cuda"))
+def permute_with_weights(
+    x: torch.Tensor, weights: torch.Tensor, row_map: torch.Tensor, row_src: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """permute_rows(x) and permute_weights(weights), on CUDA in one pass: [N, H] like x, fp32 [N]."""
+    _check_weights(weights, row_map, nan=False)
+    if x.is_cuda:
+        rows, permuted, _ = native.expand_rows_carrying(x, row_map, row_src, weights, None)
+        return rows, permuted
+    return native.expand_rows(x, row_map, row_src), native.take(weights, row_src)
+
+
+@permute_with_weights.register_fake
+def _permute_with_weights_fake(
+    x: torch.Tensor, weights: torch.Tensor, row_map: torch.Tensor, row_src: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(row_src.shape[0], x.shape[1]), weights.new_empty(row_src.shape)
 
 
 @torch.library.custom_op("flexep::unpermute_rows", mutates_args=())
@@ -118,22 +115,32 @@ def _unpermute_fake(
 
 
 @torch.library.custom_op("flexep::permute_weights", mutates_args=())
-def permute_weights(weights: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+def permute_weights(
+    weights: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor, nan: bool = False
+) -> torch.Tensor:
     """fp32 weights to the places that `inverse` describes: out[i] = weights.flatten()[inverse[i]], 0 where
     -1.
 
     `index`, of the shape of `weights`, holds where each weight goes. (row_map, row_src) takes weights of
-    slots to rows, (row_src, row_map) of rows to slots.
+    slots to rows, (row_src, row_map) of rows to slots. `nan` allows NaN, which gradients may hold.
     """
+    _check_weights(weights, index, nan)
+    return native.take(weights, inverse)
+
+
+def _check_weights(weights: torch.Tensor, index: torch.Tensor, nan: bool) -> None:
     _check.same_device("weights", weights, index)
-    _check.no_nan("weights", weights)
+    _check.tensor("weights", weights, dtypes=(torch.float32,))
+    if not nan:
+        _check.no_nan("weights", weights)
     if weights.shape != index.shape:
         raise ArgumentError("weights", tuple(weights.shape), f"shape {tuple(index.shape)}")
-    return take(weights, inverse)
 
 
 @permute_weights.register_fake
-def _permute_weights_fake(weights: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+def _permute_weights_fake(
+    weights: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor, nan: bool = False
+) -> torch.Tensor:
     return weights.new_empty(inverse.shape)
 
 
@@ -150,7 +157,7 @@ def _permute_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None
     grad_x = unpermute_rows(grad, row_map, row_src, weights) if ctx.needs_input_grad[0] else None
     grad_weights = None
     if x is not None:
-        grad_weights = take(dot_rows(grad, x, token_of_row(row_src, row_map.shape[1])), row_map)
+        grad_weights = dot_slots(x, grad, row_map)
     return grad_x, None, None, grad_weights
 
 
@@ -160,18 +167,37 @@ def _unpermute_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | No
     grad_y = permute_rows(grad, row_map, row_src, weights) if ctx.needs_input_grad[0] else None
     grad_weights = None
     if y is not None:
-        grad_weights = take(dot_rows(y, grad, token_of_row(row_src, row_map.shape[1])), row_map)
+        grad_weights = dot_slots(grad, y, row_map)
     return grad_y, None, None, grad_weights
 
 
+def _save_maps(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[2:])
+    ctx.set_materialize_grads(False)
+
+
+def _permute_with_weights_backward(
+    ctx: Any, grad: torch.Tensor | None, grad_weights: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    row_map, row_src = ctx.saved_tensors
+    grad_x, grad_slots = None, None
+    if grad is not None and ctx.needs_input_grad[0]:
+        grad_x = unpermute_rows(grad.contiguous(), row_map, row_src)
+    if grad_weights is not None and ctx.needs_input_grad[1]:
+        grad_slots = permute_weights(grad_weights, row_src, row_map, nan=True)
+    return grad_x, grad_slots, None, None
+
+
 def _save_index(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
+    ctx.save_for_backward(*inputs[1:3])
 
 
 def _permute_weights_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return take(grad, ctx.saved_tensors[0]), None, None
+    index, inverse = ctx.saved_tensors
+    return permute_weights(grad, inverse, index, nan=True), None, None, None
 
 
 permute_rows.register_autograd(_permute_backward, setup_context=_save)
 unpermute_rows.register_autograd(_unpermute_backward, setup_context=_save)
+permute_with_weights.register_autograd(_permute_with_weights_backward, setup_context=_save_maps)
 permute_weights.register_autograd(_permute_weights_backward, setup_context=_save_index)

@@ -1,10 +1,10 @@
 """The row functors as torch custom ops: the only operations by which dispatchers and the permutation move
 rows.
 
-Shape letters: M source rows, N output rows, T tokens, K entries a token, H hidden. CPU tensors take csrc/ops,
-CUDA tensors the compositions of flexep.ops.composite. None of these is differentiable by itself: the
-operations built on them (permute, unpermute, dispatch, combine) are. All raise ArgumentError for a wrong
-dtype, device, shape, stride or (on the CPU) an index out of range.
+Shape letters: M source rows, N output rows, T tokens, K entries a token, H hidden. CPU and CUDA give the same bits.
+None of these is differentiable by itself: the operations built on them (permute, unpermute, dispatch, combine) are.
+All raise ArgumentError for a wrong dtype, device, shape or stride, on the CPU for an index out of range (on CUDA it
+counts as -1, and nothing waits), and on CUDA for rows that are not aligned to 16 bytes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from __future__ import annotations
 import torch
 
 from flexep._native import rows as native
-from flexep.ops import composite
 
 
-@torch.library.custom_op("flexep::gather_rows", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("flexep::gather_rows", mutates_args=(), device_types=("cpu", "cuda"))
 def gather_rows(src: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
     """out[n] = src[idx[n]]; a zero row (+0) where idx[n] is -1.
 
@@ -30,7 +29,7 @@ def gather_rows(src: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor | No
     return native.gather_rows(src, idx, weights)
 
 
-@torch.library.custom_op("flexep::reduce_rows", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("flexep::reduce_rows", mutates_args=(), device_types=("cpu", "cuda"))
 def reduce_rows(
     src: torch.Tensor,
     idx: torch.Tensor,
@@ -59,12 +58,12 @@ def reduce_rows(
     return native.reduce_rows(src, idx, weights, out_dtype, sort, groups, group_dtype)
 
 
-@torch.library.custom_op("flexep::dot_rows", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("flexep::dot_rows", mutates_args=(), device_types=("cpu", "cuda"))
 def dot_rows(a: torch.Tensor, b: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
     """out[m] = sum over h of a[m, h] * b[idx[m], h] in fp32; 0 where idx[m] is -1.
 
-    On the CPU, element h adds to lane h % 32 of 32 that start at +0, then lane i takes lane i + 16, + 8, + 4,
-    + 2, + 1: the same bits on every processor. CUDA sums in another fixed order.
+    Element h adds to lane h % 32 of 32 that start at +0, then lane i takes lane i + 16, + 8, + 4, + 2, + 1: the same
+    bits on every processor and on CUDA.
 
     Args:
         a: [M, H] and b: [N, H], one dtype of fp32, fp16, bf16; rows as in gather_rows.
@@ -75,42 +74,19 @@ def dot_rows(a: torch.Tensor, b: torch.Tensor, idx: torch.Tensor) -> torch.Tenso
     return native.dot_rows(a, b, idx)
 
 
-@gather_rows.register_kernel("cuda")
-def _gather_cuda(src: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    native.check_rows("src", src, floats=weights is not None)
-    native.check_vector("idx", idx, torch.int32, (idx.numel(),), src)
-    if weights is not None:
-        native.check_vector("weights", weights, torch.float32, tuple(idx.shape), src)
-    return composite.gather_rows(src, idx, weights)
+@torch.library.custom_op("flexep::dot_slots", mutates_args=(), device_types=("cpu", "cuda"))
+def dot_slots(tokens: torch.Tensor, rows: torch.Tensor, row_map: torch.Tensor) -> torch.Tensor:
+    """out[t, k] = sum over h of tokens[t, h] * rows[row_map[t, k], h] in fp32; 0 where row_map[t, k] is -1.
 
+    The gradient of the weights of slots, in the order of dot_rows.
 
-@reduce_rows.register_kernel("cuda")
-def _reduce_cuda(
-    src: torch.Tensor,
-    idx: torch.Tensor,
-    weights: torch.Tensor | None,
-    out_dtype: torch.dtype,
-    sort: bool,
-    groups: torch.Tensor | None = None,
-    group_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    native.check_rows("src", src, floats=True)
-    native.check_vector("idx", idx, torch.int32, (idx.shape[0], idx.shape[-1]), src)
-    native.check_reduce_dtypes(out_dtype, groups, group_dtype)
-    if weights is not None:
-        native.check_vector("weights", weights, torch.float32, tuple(idx.shape), src)
-    if groups is not None:
-        native.check_vector("groups", groups, torch.int32, tuple(idx.shape), src)
-    return composite.reduce_rows(src, idx, weights, out_dtype, sort, groups, group_dtype)
-
-
-@dot_rows.register_kernel("cuda")
-def _dot_cuda(a: torch.Tensor, b: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
-    native.check_rows("a", a, floats=True)
-    native.check_rows("b", b, floats=True)
-    native.check_vector("b", b, a.dtype, (b.shape[0], a.shape[1]), a)
-    native.check_vector("idx", idx, torch.int32, (a.shape[0],), a)
-    return composite.dot_rows(a, b, idx)
+    Args:
+        tokens: [T, H] and rows: [N, H], one dtype of fp32, fp16, bf16; rows as in gather_rows.
+        row_map: int32 [T, K] in [-1, N).
+    Returns:
+        fp32 [T, K].
+    """
+    return native.dot_slots(tokens, rows, row_map)
 
 
 @gather_rows.register_fake
@@ -134,3 +110,8 @@ def _reduce_fake(
 @dot_rows.register_fake
 def _dot_fake(a: torch.Tensor, b: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
     return a.new_empty(a.shape[0], dtype=torch.float32)
+
+
+@dot_slots.register_fake
+def _dot_slots_fake(tokens: torch.Tensor, rows: torch.Tensor, row_map: torch.Tensor) -> torch.Tensor:
+    return tokens.new_empty(row_map.shape, dtype=torch.float32)
