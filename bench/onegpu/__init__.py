@@ -1,0 +1,1 @@
+"""Benchmarks of single operations on one GPU; each module prints one JSON line a measurement."""
