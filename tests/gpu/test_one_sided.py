@@ -87,12 +87,13 @@ def test_a_wait_that_expires_names_itself_at_the_next_call_and_breaks_the_window
 
 def test_operations_that_overlap_in_execution_are_refused() -> None:
     """Two streams, one window: the first operation waits for a record that never comes while the second begins."""
-    ep = flexep.Dispatcher(flexep.Group.local(2, "cuda"), backend="deepep", timeout=1.0, **SHAPE)
+    ep = flexep.Dispatcher(flexep.Group.local(2, "cuda"), backend="deepep", timeout=20.0, **SHAPE)
     window, one = window_of(ep), torch.ones(1, 1, dtype=torch.int32, device="cuda")
     recvs, none = [torch.zeros_like(one) for _ in range(2)], [ints(0, 0)] * 2
+    other = torch.cuda.Stream()
     torch.cuda.synchronize()
     window.exchange_records([one] * 2, none, recvs, [ints(0, 1), ints(0, 0)], "dispatch.meta")
-    with torch.cuda.stream(torch.cuda.Stream()):
+    with torch.cuda.stream(other):
         window.exchange_records([one] * 2, none, recvs, none, "dispatch.meta")
     with pytest.raises(flexep.WindowBusy, match=r"dispatch\.meta: another operation"):
         ep.check()
