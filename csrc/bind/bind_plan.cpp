@@ -22,9 +22,9 @@ template <class Step>
 void run(const Step& step, Stream stream) {
   py::gil_scoped_release unlocked;
   if (stream)
-    launch_plan(step, *stream);
+    launch_plan(step, plan_shape(step), *stream);
   else
-    step(Solo{});
+    run_plan(step);
 }
 
 TableView table(int experts, int ranks, Address place_of_expert, Address rank_of_place, Address rank_begin) {
@@ -72,12 +72,54 @@ void compact_rows(Address rows, Address rows_rank, int rank, int padded, int top
       stream);
 }
 
-int plan_lanes(bool on_device) { return on_device ? kPlanLanes : 1; }
+void plan_permutation(const Integers& topk_idx, int tokens, int top_k, int experts, int alignment,
+                      int64_t capacity, Address ids, Address row_map, Address row_src, Address counts,
+                      Address padded, Address dropped, Address outside, Address num_rows, Address workspace,
+                      Stream stream, int blocks, int lanes) {
+  const PlanPermutation step{
+      topk_idx,     tokens,      top_k,      experts,    alignment,   capacity,    at(ids),
+      at(row_map),  at(row_src), at(counts), at(padded), at(dropped), at(outside), at<int64_t>(num_rows),
+      at(workspace)};
+  if (!stream) return run(step, stream);
+  py::gil_scoped_release unlocked;
+  PlanShape shape = plan_shape(step);
+  if (blocks > 0) shape.blocks = std::min(blocks, kCountingBlocks);
+  if (lanes > 0) shape.lanes = std::clamp(lanes / kWarp * kWarp, kWarp, shape.lanes);
+  launch_plan(step, shape, *stream);
+}
 
+void map_segments(const Integers& sizes, const Integers& order, int segments, int src_alignment,
+                  int out_alignment, int64_t src_rows, int num_rows, Address map, Address workspace,
+                  Stream stream) {
+  run(MapSegments{sizes, order, segments, src_alignment, out_alignment, src_rows, num_rows, at(map),
+                  at(workspace)},
+      stream);
+}
+
+void map_transposed(int num_rows, int outer, int inner, Address map, Stream stream) {
+  run(MapTransposed{num_rows, outer, inner, at(map)}, stream);
+}
+
+/// Enough for every step over that many experts and ranks.
 int64_t plan_workspace_ints(int experts, int ranks, bool on_device) {
-  const int lanes = plan_lanes(on_device);
-  return std::max(CountSlots::workspace_ints(experts, ranks, lanes),
-                  AssignRows::workspace_ints(experts, ranks, lanes));
+  if (!on_device) return static_cast<int64_t>(experts) + ranks;
+  const TableView table{experts, ranks, nullptr, nullptr, nullptr};
+  CountSlots count{};
+  AssignRows assign{};
+  PlanPermutation permutation{};
+  count.table = assign.table = table;
+  permutation.experts = experts;
+  const auto most = [](const auto& step) {
+    return launch_ints(step, {kCountingBlocks, plan_shape(step).lanes});
+  };
+  return std::max({most(count), most(assign), most(permutation)});
+}
+
+int64_t segments_workspace_ints(int segments, bool on_device) {
+  if (!on_device) return 0;
+  MapSegments step{};
+  step.segments = segments;
+  return launch_ints(step, {kCountingBlocks, plan_shape(step).lanes});
 }
 
 }  // namespace
@@ -86,6 +128,9 @@ void bind_plan(py::module_& m) {
   py::class_<TableView>(m, "TableView")
       .def(py::init(&table), py::arg("experts"), py::arg("ranks"), py::arg("place_of_expert"),
            py::arg("rank_of_place"), py::arg("rank_begin"));
+  py::class_<Integers>(m, "Integers", "int32 or int64 values behind an address; address 0: none.")
+      .def(py::init([](Address values, bool wide) { return Integers{at<const void>(values), wide}; }),
+           py::arg("values"), py::arg("wide"));
   m.def("count_slots", &count_slots, py::arg("table"), py::kw_only(), py::arg("topk_idx"), py::arg("tokens"),
         py::arg("top_k"), py::arg("counts"), py::arg("rank_tokens"), py::arg("workspace"), py::arg("stream"));
   m.def("resolve_rows", &resolve_rows, py::arg("table"), py::kw_only(), py::arg("counts"),
@@ -104,9 +149,20 @@ void bind_plan(py::module_& m) {
   m.def("compact_rows", &compact_rows, py::kw_only(), py::arg("rows"), py::arg("rows_rank"), py::arg("rank"),
         py::arg("padded"), py::arg("top_k"), py::arg("num_compact"), py::arg("source"), py::arg("compact"),
         py::arg("workspace"), py::arg("stream"));
-  m.def("plan_lanes", &plan_lanes, py::arg("on_device"));
+  m.def("plan_permutation", &plan_permutation, py::arg("topk_idx"), py::kw_only(), py::arg("tokens"),
+        py::arg("top_k"), py::arg("experts"), py::arg("alignment"), py::arg("capacity"), py::arg("ids"),
+        py::arg("row_map"), py::arg("row_src"), py::arg("counts"), py::arg("padded"), py::arg("dropped"),
+        py::arg("outside"), py::arg("num_rows"), py::arg("workspace"), py::arg("stream"),
+        py::arg("blocks") = 0, py::arg("lanes") = 0,
+        "`blocks` and `lanes` of a launch on a GPU, 0: chosen; no more than those that the workspace holds.");
+  m.def("map_segments", &map_segments, py::arg("sizes"), py::arg("order"), py::kw_only(), py::arg("segments"),
+        py::arg("src_alignment"), py::arg("out_alignment"), py::arg("src_rows"), py::arg("num_rows"),
+        py::arg("map"), py::arg("workspace"), py::arg("stream"));
+  m.def("map_transposed", &map_transposed, py::kw_only(), py::arg("num_rows"), py::arg("outer"),
+        py::arg("inner"), py::arg("map"), py::arg("stream"));
   m.def("plan_workspace_ints", &plan_workspace_ints, py::arg("experts"), py::arg("ranks"),
         py::arg("on_device"));
+  m.def("segments_workspace_ints", &segments_workspace_ints, py::arg("segments"), py::arg("on_device"));
 }
 
 }  // namespace flexep

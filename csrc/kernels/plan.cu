@@ -5,30 +5,94 @@
 namespace flexep {
 namespace {
 
-struct Cta {
+/// A CTA as the plan sees it (plan/block.h).
+struct CtaBlock {
   __device__ int rank() const { return static_cast<int>(threadIdx.x); }
   __device__ int size() const { return static_cast<int>(blockDim.x); }
   __device__ void sync() const { __syncthreads(); }
+  __device__ int block() const { return static_cast<int>(blockIdx.x); }
+  __device__ int blocks() const { return static_cast<int>(gridDim.x); }
+  __device__ int warp() const { return rank() / kWarp; }
+  __device__ int warps() const { return size() / kWarp; }
+  __device__ int lane() const { return rank() % kWarp; }
+  __device__ int width() const { return kWarp; }
+  __device__ void warp_sync() const { __syncwarp(); }
+  __device__ uint32_t peers(int32_t key) const { return __match_any_sync(kAll, key); }
+  __device__ uint32_t ballot(bool yes) const { return __ballot_sync(kAll, yes); }
+  __device__ int64_t warp_sum(int64_t value) const {
+    for (int step = kWarp / 2; step; step /= 2) value += __shfl_xor_sync(kAll, value, step);
+    return value;
+  }
+  __device__ int64_t warp_max(int64_t value) const {
+    for (int step = kWarp / 2; step; step /= 2) value = max(value, __shfl_xor_sync(kAll, value, step));
+    return value;
+  }
+  __device__ int64_t warp_scan(int64_t value) const {
+    int64_t sum = value;
+    for (int step = 1; step < kWarp; step *= 2) {
+      const int64_t lower = __shfl_up_sync(kAll, sum, step);
+      if (lane() >= step) sum += lower;
+    }
+    return sum - value;
+  }
+
+ private:
+  static constexpr unsigned kAll = 0xffffffffu;
 };
 
-template <class Step>
-__global__ void __launch_bounds__(kPlanLanes) plan_step(const Step step) {
-  step(Cta{});
+/// `spill`: ints in global memory that stand in for shared ones, `spill_ints` a block; null: the chip's own.
+template <class Step, int kPhase>
+__global__ void __launch_bounds__(kPlanLanes, 1)
+    plan_phase(const Step step, int32_t* spill, int64_t spill_ints) {
+  extern __shared__ int32_t on_chip[];
+  // Earlier kernels of the stream are done and their writes are seen: this one may have been started before.
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  step.template phase<kPhase>(CtaBlock{}, spill ? spill + blockIdx.x * spill_ints : on_chip);
+}
+
+template <class Step, int kPhase = 0>
+void launch_phases(const Step& step, PlanShape shape, cudaStream_t stream) {
+  const int64_t spilled = spilled_ints(step, shape.lanes);
+  int32_t* spill = nullptr;
+  if constexpr (requires { step.workspace; })
+    if (spilled) spill = step.workspace + step.workspace_ints(shape.blocks);
+  const auto kernel = plan_phase<Step, kPhase>;
+  const int64_t shared = spilled ? 0 : step.shared_ints(shape.lanes / kWarp, shape.lanes) * sizeof(int32_t);
+  constexpr int64_t kWithoutAsking = 48 * 1024;
+  if (shared > kWithoutAsking)
+    cuda_check(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+        "shared memory of a plan step");
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(shape.blocks);
+  config.blockDim = static_cast<unsigned>(shape.lanes);
+  config.dynamicSmemBytes = static_cast<size_t>(shared);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = kPhase > 0;  // the phase before is a kernel of ours, which waits for what came before it
+  cuda_check(cudaLaunchKernelEx(&config, kernel, step, spill, spilled), "plan step launch");
+  if constexpr (kPhase + 1 < Step::kPhases) launch_phases<Step, kPhase + 1>(step, shape, stream);
 }
 
 }  // namespace
 
 template <class Step>
-void launch_plan(const Step& step, uintptr_t stream) {
-  plan_step<<<1, kPlanLanes, 0, reinterpret_cast<cudaStream_t>(stream)>>>(step);
-  cuda_check(cudaGetLastError(), "plan step launch");
+void launch_plan(const Step& step, PlanShape shape, uintptr_t stream) {
+  launch_phases(step, shape, reinterpret_cast<cudaStream_t>(stream));
 }
 
-template void launch_plan(const CountSlots&, uintptr_t);
-template void launch_plan(const ResolveRows&, uintptr_t);
-template void launch_plan(const AssignRows&, uintptr_t);
-template void launch_plan(const PackMeta&, uintptr_t);
-template void launch_plan(const InvertRows&, uintptr_t);
-template void launch_plan(const CompactRows&, uintptr_t);
+template void launch_plan(const CountSlots&, PlanShape, uintptr_t);
+template void launch_plan(const ResolveRows&, PlanShape, uintptr_t);
+template void launch_plan(const AssignRows&, PlanShape, uintptr_t);
+template void launch_plan(const PackMeta&, PlanShape, uintptr_t);
+template void launch_plan(const InvertRows&, PlanShape, uintptr_t);
+template void launch_plan(const CompactRows&, PlanShape, uintptr_t);
+template void launch_plan(const PlanPermutation&, PlanShape, uintptr_t);
+template void launch_plan(const MapSegments&, PlanShape, uintptr_t);
+template void launch_plan(const MapTransposed&, PlanShape, uintptr_t);
 
 }  // namespace flexep

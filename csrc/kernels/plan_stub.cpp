@@ -6,17 +6,20 @@
 namespace flexep {
 
 template <class Step>
-void launch_plan(const Step&, uintptr_t) {
+void launch_plan(const Step&, PlanShape, uintptr_t) {
   throw NotBuilt(
       "the plan for CUDA tensors is not in this build; build with nvcc on PATH and -DFLEXEP_CUDA=ON");
 }
 
-template void launch_plan(const CountSlots&, uintptr_t);
-template void launch_plan(const ResolveRows&, uintptr_t);
-template void launch_plan(const AssignRows&, uintptr_t);
-template void launch_plan(const PackMeta&, uintptr_t);
-template void launch_plan(const InvertRows&, uintptr_t);
-template void launch_plan(const CompactRows&, uintptr_t);
+template void launch_plan(const CountSlots&, PlanShape, uintptr_t);
+template void launch_plan(const ResolveRows&, PlanShape, uintptr_t);
+template void launch_plan(const AssignRows&, PlanShape, uintptr_t);
+template void launch_plan(const PackMeta&, PlanShape, uintptr_t);
+template void launch_plan(const InvertRows&, PlanShape, uintptr_t);
+template void launch_plan(const CompactRows&, PlanShape, uintptr_t);
+template void launch_plan(const PlanPermutation&, PlanShape, uintptr_t);
+template void launch_plan(const MapSegments&, PlanShape, uintptr_t);
+template void launch_plan(const MapTransposed&, PlanShape, uintptr_t);
 
 }  // namespace flexep
 #endif

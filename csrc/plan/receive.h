@@ -6,11 +6,14 @@
 #pragma once
 #include <cstdint>
 
-#include "base/team.h"
+#include "plan/numbering.h"
 
 namespace flexep {
 
+/// Phase 0 writes rows without slots, phase 1 the slots.
 struct PackMeta {
+  static constexpr int kPhases = 2;
+
   const int32_t* slot_row;    // [tokens, top_k]
   const int32_t* slot_send;   // [tokens, top_k]
   const int32_t* send_token;  // [num_send]
@@ -20,77 +23,124 @@ struct PackMeta {
   int tokens, top_k, num_send;
   int32_t* meta;  // out [num_send, 1 + top_k (+ top_k)]
 
+  FLEXEP_HD int width() const { return 1 + top_k * (has_weights ? 2 : 1); }
+  FLEXEP_HD int64_t items() const { return static_cast<int64_t>(num_send) * width(); }
+  FLEXEP_HD int64_t shared_ints(int, int) const { return 0; }
+
+  template <int kPhase, class Team>
+  FLEXEP_HD void phase(const Team& team, int32_t*) const {
+    if constexpr (kPhase == 0)
+      clear_rows(team);
+    else
+      fill_slots(team);
+  }
+
+ private:
+  /// A warp takes one row after the other.
   template <class Team>
-  FLEXEP_HD void operator()(const Team& team) const {
-    const int width = 1 + top_k * (has_weights ? 2 : 1);
-    for (int i = team.rank(); i < num_send; i += team.size()) {
-      int32_t* row = meta + static_cast<long long>(i) * width;
-      row[0] = send_token[i];
-      for (int k = 0; k < top_k; ++k) row[1 + k] = -1;
-      for (int k = 1 + top_k; k < width; ++k) row[k] = 0;
+  FLEXEP_HD void clear_rows(const Team& team) const {
+    const WarpRange mine(team, num_send);
+    for (int i = mine.begin; i < mine.end; ++i) {
+      int32_t* const row = meta + static_cast<int64_t>(i) * width();
+      if (team.lane() == 0) row[0] = send_token[i];
+      for (int k = 1 + team.lane(); k <= top_k; k += team.width()) row[k] = -1;
+      for (int k = 1 + top_k + team.lane(); k < width(); k += team.width()) row[k] = 0;
     }
-    team.sync();
-    for (int t = team.rank(); t < tokens; t += team.size()) {
-      for (int k = 0; k < top_k; ++k) {
-        const long long i = static_cast<long long>(t) * top_k + k;
-        if (slot_send[i] < 0) continue;
-        int32_t* row = meta + static_cast<long long>(slot_send[i]) * width;
-        row[1 + k] = slot_row[i];
-        if (has_weights) row[1 + top_k + k] = weights_bits[i];
-      }
-    }
+  }
+
+  template <class Team>
+  FLEXEP_HD void fill_slots(const Team& team) const {
+    for_warp_slots(team, tokens, top_k, [&](int64_t i, int, int k, bool valid) {
+      if (!valid || slot_send[i] < 0) return;
+      int32_t* const row = meta + static_cast<int64_t>(slot_send[i]) * width();
+      row[1 + k] = slot_row[i];
+      if (has_weights) row[1 + top_k + k] = weights_bits[i];
+    });
   }
 };
 
 /// The transpose of a row map: which (received row, slot) fills each expert-major row.
 struct InvertRows {
+  static constexpr int kPhases = 2;
+
   const int32_t* rows;  // [received, top_k] expert-major row or -1
   int received, top_k, num_rows;
   int32_t* row_src;  // out [num_rows] received row * top_k + slot; -1 padding
 
-  template <class Team>
-  FLEXEP_HD void operator()(const Team& team) const {
-    for (int i = team.rank(); i < num_rows; i += team.size()) row_src[i] = -1;
-    team.sync();
-    const long long n = static_cast<long long>(received) * top_k;
-    for (long long i = team.rank(); i < n; i += team.size())
-      if (rows[i] >= 0 && rows[i] < num_rows) row_src[rows[i]] = static_cast<int32_t>(i);
+  FLEXEP_HD int64_t entries() const { return static_cast<int64_t>(received) * top_k; }
+  FLEXEP_HD int64_t items() const { return entries() > num_rows ? entries() : num_rows; }
+  FLEXEP_HD int64_t shared_ints(int, int) const { return 0; }
+
+  template <int kPhase, class Team>
+  FLEXEP_HD void phase(const Team& team, int32_t*) const {
+    if constexpr (kPhase == 0) {
+      for (int64_t i = grid_rank(team); i < num_rows; i += grid_size(team)) row_src[i] = -1;
+    } else {
+      for (int64_t i = grid_rank(team); i < entries(); i += grid_size(team))
+        if (rows[i] >= 0 && rows[i] < num_rows) row_src[rows[i]] = static_cast<int32_t>(i);
+    }
   }
 };
 
-/// Keeps the rows of a padded receive buffer that hold a token with a slot here, in order.
+/// Keeps the rows of a padded receive buffer that hold a token with a slot here, in order. Phase 0: every block counts
+/// its own. Phase 1: it counts again, now knowing what lower blocks have, and writes.
 struct CompactRows {
+  static constexpr int kPhases = 2;
+
   const int32_t* rows;       // [padded, top_k] expert-major row or -1
   const int32_t* rows_rank;  // [padded, top_k] rank that each row is on, or null: all are on `rank`
   int rank;
   int padded, top_k, num_compact;
   int32_t* source;        // out [num_compact] padded row at each compact row; -1 tail
   int32_t* compact_rows;  // out [num_compact, top_k] the kept rows' entries on `rank`; -1 elsewhere
-  int32_t* workspace;     // [lanes]
+  int32_t* workspace;     // workspace_ints(blocks)
 
-  template <class Team>
-  FLEXEP_HD void operator()(const Team& team) const {
-    const LaneRange mine(team, padded);
-    int32_t n = 0;
-    for (int i = mine.begin; i < mine.end; ++i) n += is_kept(i);
-    workspace[team.rank()] = n;
-    for (int i = team.rank(); i < num_compact; i += team.size()) source[i] = -1;
-    for (long long i = team.rank(); i < static_cast<long long>(num_compact) * top_k; i += team.size())
-      compact_rows[i] = -1;
-    team.sync();
-    int at = 0;
-    for (int l = 0; l < team.rank(); ++l) at += workspace[l];
-    for (int i = mine.begin; i < mine.end; ++i) {
-      if (!is_kept(i) || at >= num_compact) continue;
-      source[at] = i;
-      for (int k = 0; k < top_k; ++k) compact_rows[static_cast<long long>(at) * top_k + k] = entry(i, k);
-      ++at;
+  FLEXEP_HD int64_t items() const { return padded > num_compact ? padded : num_compact; }
+  FLEXEP_HD int64_t workspace_ints(int blocks) const { return blocks; }
+  FLEXEP_HD int64_t shared_ints(int warps, int lanes) const {
+    return 3 + (warps > BlockCounts::scratch_ints(1, lanes) ? warps : BlockCounts::scratch_ints(1, lanes));
+  }
+
+  template <int kPhase, class Team>
+  FLEXEP_HD void phase(const Team& team, int32_t* shared) const {
+    int32_t *const below = shared, *const total = shared + 1, *const rest = shared + 2;
+    if constexpr (kPhase == 1) {
+      const BlockCounts blocks{workspace, team.blocks(), 1, 1};
+      blocks.sum(team, team.block(), below, total, rest);
     }
+    const KeyCounts kept{rest, 1};
+    const WarpRange mine(team, padded);
+    kept.clear(team);
+    for (int at = mine.begin; at < mine.end; at += team.width()) {
+      const int i = at + team.lane();
+      const bool keep = i < mine.end && is_kept(i);
+      kept.add(team, keep ? 0 : -1, team.ballot(keep));
+    }
+    kept.finish(team, kPhase == 0 ? workspace + team.block() : rest + team.warps());
+    if constexpr (kPhase == 1) write(team, mine, *below + kept.below(team, 0), *total);
   }
 
  private:
+  template <class Team>
+  FLEXEP_HD void write(const Team& team, const WarpRange& mine, int next, int total) const {
+    for (int at = mine.begin; at < mine.end; at += team.width()) {
+      const int i = at + team.lane();
+      const bool keep = i < mine.end && is_kept(i);
+      const uint32_t kept = team.ballot(keep);
+      const int to = next + count_bits(kept & lanes_below(team.lane()));
+      next += count_bits(kept);
+      if (!keep || to >= num_compact) continue;
+      source[to] = i;
+      for (int k = 0; k < top_k; ++k) compact_rows[static_cast<int64_t>(to) * top_k + k] = entry(i, k);
+    }
+    for (int64_t i = total + grid_rank(team); i < num_compact; i += grid_size(team)) {
+      source[i] = -1;
+      for (int k = 0; k < top_k; ++k) compact_rows[i * top_k + k] = -1;
+    }
+  }
+
   FLEXEP_HD int32_t entry(int i, int k) const {
-    const long long at = static_cast<long long>(i) * top_k + k;
+    const int64_t at = static_cast<int64_t>(i) * top_k + k;
     return rows_rank && rows_rank[at] != rank ? -1 : rows[at];
   }
   FLEXEP_HD bool is_kept(int i) const {

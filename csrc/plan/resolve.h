@@ -1,19 +1,16 @@
-// Step 2 of the plan: from everybody's counts to the layout of every rank's expert-major rows.
-//
-// Kept-set rule (static capacity): for each rank, over its own places, the largest cut c for which
-// sum over places of align_up(min(count, c)) <= capacity; each place keeps its first c rows in plan order.
-// Every rank computes this from the same counts, so the kept set is the same everywhere before anything is
-// sent.
+// Step 2 of the plan: from everybody's counts to the layout of every rank's expert-major rows (plan/layout.h).
 #pragma once
 #include <cstdint>
 
-#include "base/math.h"
-#include "base/team.h"
+#include "plan/layout.h"
 #include "plan/table.h"
 
 namespace flexep {
 
+/// The ranks' layouts do not depend on each other: a block takes one rank after the other.
 struct ResolveRows {
+  static constexpr int kPhases = 1;
+
   const int32_t* counts;  // [ranks, experts] source rank x place
   TableView table;
   int alignment;
@@ -25,53 +22,41 @@ struct ResolveRows {
   int32_t* cut;       // out [ranks] c; INT32_MAX without a capacity
   int64_t* num_rows;  // out [ranks] padded rows in use
 
-  FLEXEP_HD int64_t padded_rows(int rank, const int32_t* totals, int64_t c) const {
-    int64_t rows = 0;
-    for (int p = table.rank_begin[rank]; p < table.rank_begin[rank + 1]; ++p)
-      rows += align_up<int64_t>(totals[p] < c ? totals[p] : c, alignment);
-    return rows;
+  FLEXEP_HD int64_t shared_ints(int, int) const { return 0; }
+
+  template <int kPhase, class Team>
+  FLEXEP_HD void phase(const Team& team, int32_t*) const {
+    for (int r = team.block(); r < table.ranks; r += team.blocks()) {
+      const int begin = table.rank_begin[r], end = table.rank_begin[r + 1];
+      for (int p = begin + team.rank(); p < end; p += team.size()) kept[p] = scan_sources(p);
+      team.sync();
+      if (team.warp() != 0) continue;
+      const PlaceLayout layout{start + begin, kept + begin, dropped + begin,
+                               end - begin,   alignment,    capacity};
+      const PlaceLayout::Result result = layout(team);
+      if (team.lane() == 0) cut[r] = result.cut, num_rows[r] = result.rows;
+    }
   }
 
-  FLEXEP_HD int32_t find_cut(int rank, const int32_t* totals) const {
-    if (capacity < 0) return INT32_MAX;
-    int64_t fits = 0, high = 0;  // padded_rows grows with c and cannot grow past the largest total
-    for (int p = table.rank_begin[rank]; p < table.rank_begin[rank + 1]; ++p)
-      high = totals[p] > high ? totals[p] : high;
-    while (fits < high) {
-      const int64_t c = fits + (high - fits + 1) / 2;
-      if (padded_rows(rank, totals, c) <= capacity)
-        fits = c;
-      else
-        high = c - 1;
+ private:
+  /// The place's rows before each source, and their sum.
+  FLEXEP_HD int32_t scan_sources(int p) const {
+    constexpr int kBatch = 8;  // loads in flight
+    int32_t total = 0;
+    for (int first = 0; first < table.ranks; first += kBatch) {
+      int32_t n[kBatch];
+      FLEXEP_UNROLL
+      for (int j = 0; j < kBatch; ++j) n[j] = first + j < table.ranks ? counts[at(first + j, p)] : 0;
+      FLEXEP_UNROLL
+      for (int j = 0; j < kBatch; ++j) {
+        if (first + j < table.ranks) base[at(first + j, p)] = total;
+        total += n[j];
+      }
     }
-    return static_cast<int32_t>(fits);
+    return total;
   }
 
-  template <class Team>
-  FLEXEP_HD void operator()(const Team& team) const {
-    const int E = table.experts, R = table.ranks;
-    for (int p = team.rank(); p < E; p += team.size()) {
-      int32_t total = 0;
-      for (int s = 0; s < R; ++s) {
-        base[static_cast<long long>(s) * E + p] = total;
-        total += counts[static_cast<long long>(s) * E + p];
-      }
-      kept[p] = total;  // for now the total; cut below
-    }
-    team.sync();
-    for (int r = team.rank(); r < R; r += team.size()) {
-      cut[r] = find_cut(r, kept);
-      int64_t row = 0;
-      for (int p = table.rank_begin[r]; p < table.rank_begin[r + 1]; ++p) {
-        const int32_t total = kept[p];
-        kept[p] = total < cut[r] ? total : cut[r];
-        dropped[p] = total - kept[p];
-        start[p] = static_cast<int32_t>(row);
-        row += align_up<int64_t>(kept[p], alignment);
-      }
-      num_rows[r] = row;
-    }
-  }
+  FLEXEP_HD int64_t at(int source, int p) const { return static_cast<int64_t>(source) * table.experts + p; }
 };
 
 }  // namespace flexep

@@ -19,18 +19,53 @@ def test_any_number_of_lanes_writes_the_same_plan(tmp_path: Path) -> None:
 
 
 MUTANTS = {
-    "lanes start at zero": ("plan/assign.h", "sum += n;", ""),
-    "counts are summed before all lanes have counted": ("plan/counts.h", "team.sync();", ""),
-    "slots are placed before the scan": ("plan/assign.h", "team.sync();\n    place_slots", "place_slots"),
-    "the last lane is counted from": ("plan/assign.h", "team.rank() == team.size() - 1", "team.rank() == 0"),
-    "compaction forgets lower lanes": ("plan/receive.h", "at += workspace[l];", ""),
+    "warps start at zero": ("plan/numbering.h", "sum += n[j];", ""),
+    "blocks start at zero": ("plan/numbering.h", "sums.below += first + j < row ? n[j] : 0;", ""),
+    "parts of a column are forgotten": (
+        "plan/numbering.h",
+        "sums.below += part_below[part * keys + key];",
+        "",
+    ),
+    "a warp's counts change while lanes read them": (
+        "plan/numbering.h",
+        "team.warp_sync();\n    if (key",
+        "if (key",
+    ),
+    "warps are added up before all have counted": (
+        "plan/numbering.h",
+        "team.sync();\n    for (int key",
+        "for (int key",
+    ),
+    "a token in two batches counts twice": ("plan/first_slot.h", "last_token_[r] = t;", "(void)t;"),
+    "lists are read before they are written": (
+        "plan/assign.h",
+        "team.warp_sync();\n    for_warp_slots",
+        "for_warp_slots",
+    ),
+    "a rank begins while others read where": (
+        "plan/assign.h",
+        "team.sync();\n    clear_unused",
+        "clear_unused",
+    ),
     "unused positions keep old tokens": ("plan/assign.h", "send_token[i] = -1;", "(void)i;"),
-    "rows start where the last rank's did": ("plan/resolve.h", "kept[p] = total;", "kept[p] = base[p];"),
+    "compaction forgets lower blocks": ("plan/receive.h", "*below + kept", "kept"),
+    "the layout is read before it is made": (
+        "plan/permutation.h",
+        "team.sync();\n    const int32_t cut",
+        "const int32_t cut",
+    ),
+    "padding keeps old words": ("plan/permutation.h", "row_src[start[e] + i] = -1;", "(void)i;"),
+    "a segment begins before lanes have sizes": (
+        "plan/segments.h",
+        "team.sync();\n    if (team.warp()",
+        "if (team.warp()",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_seen(name: str, tmp_path: Path) -> None:
     include = copy_planted(tmp_path, *MUTANTS[name])
-    done = run_program(compile_program(tmp_path / "lanes", [HERE / "plan_lanes.cpp"], include, *FLAGS))
+    program = compile_program(tmp_path / "lanes", [HERE / "plan_lanes.cpp"], include, *FLAGS)
+    done = run_program(program, TSAN_OPTIONS="halt_on_error=1")
     assert done.returncode != 0, f"{name}: {done.stdout}"

@@ -1,79 +1,22 @@
 """The plan: integers that say where every row goes. Thin wrappers over csrc/plan; int32 in and out.
 
-Shape letters: T tokens, K top-k, E experts (numbered by *place* unless said otherwise), R ranks, N received
-    tokens,
-S send positions. On a CUDA tensor every step is enqueued on the current stream and nothing waits for it.
+Shape letters: T tokens, K top-k, E experts (numbered by *place* unless said otherwise), R ranks, N received tokens,
+S send positions. On a CUDA tensor every step is enqueued on the current stream and nothing waits for it (but see
+`plan_permutation`, which lives in flexep._native.permutation).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from flexep._native._load import _C
+from flexep._native._step import int32, ints, run_step, workspace
+from flexep._native.operands import INT32_MAX
+from flexep._native.permutation import plan_permutation as plan_permutation
+from flexep._native.table import PlanTable as PlanTable
 from flexep.errors import ArgumentError
-
-INT32_MAX = 2**31 - 1
-
-
-class PlanTable:
-    """Where experts live: expert id -> place -> (rank, local expert).
-
-    Places are numbered rank-major; inside a rank, experts ascend. Without `rank_of_expert` the experts are
-    contiguous and the first `E mod R` ranks hold one more.
-
-    Args:
-        num_experts: E >= 1. num_ranks: R >= 1.
-        rank_of_expert: rank of each expert id, length E, or None.
-    Raises:
-        ArgumentError: a count below 1, a table of another length, or a rank outside [0, R).
-    """
-
-    def __init__(self, num_experts: int, num_ranks: int, rank_of_expert: Sequence[int] | None = None) -> None:
-        if num_experts < 1:
-            raise ArgumentError("num_experts", num_experts, "at least 1")
-        if num_ranks < 1:
-            raise ArgumentError("num_ranks", num_ranks, "at least 1")
-        if rank_of_expert is None:
-            share, more = divmod(num_experts, num_ranks)
-            sizes = [share + (r < more) for r in range(num_ranks)]
-            rank_of_expert = [r for r, size in enumerate(sizes) for _ in range(size)]
-        elif len(rank_of_expert) != num_experts:
-            raise ArgumentError(
-                "placement", list(rank_of_expert), f"one rank for each of {num_experts} experts"
-            )
-        for rank in rank_of_expert:
-            if not 0 <= rank < num_ranks:
-                raise ArgumentError("placement", rank, f"ranks in [0, {num_ranks})")
-        self.num_experts = num_experts
-        self.num_ranks = num_ranks
-        by_place = sorted(range(num_experts), key=lambda e: (rank_of_expert[e], e))
-        self.expert_of_place = torch.tensor(by_place, dtype=torch.int32)
-        self.place_of_expert = torch.empty(num_experts, dtype=torch.int32)
-        self.place_of_expert[self.expert_of_place.long()] = torch.arange(num_experts, dtype=torch.int32)
-        self.rank_of_place = torch.tensor([rank_of_expert[e] for e in by_place], dtype=torch.int32)
-        held = torch.bincount(self.rank_of_place.long(), minlength=num_ranks)
-        self.rank_begin = torch.cat([held.new_zeros(1), held.cumsum(0)]).to(torch.int32)
-        self._begin: list[int] = self.rank_begin.tolist()
-        self._views: dict[torch.device, tuple[_C.TableView, tuple[torch.Tensor, ...]]] = {}
-
-    def num_local(self, rank: int) -> int:
-        """L: experts that `rank` holds."""
-        return self._begin[rank + 1] - self._begin[rank]
-
-    def places(self, rank: int) -> slice:
-        """The places of `rank`, in local order."""
-        return slice(self._begin[rank], self._begin[rank + 1])
-
-    def view(self, device: torch.device) -> _C.TableView:
-        """The compiled module's view of this table on `device`, made once a device."""
-        if device not in self._views:
-            tensors = tuple(t.to(device) for t in (self.place_of_expert, self.rank_of_place, self.rank_begin))
-            pointers = [t.data_ptr() for t in tensors]
-            self._views[device] = (_C.TableView(self.num_experts, self.num_ranks, *pointers), tensors)
-        return self._views[device][0]
 
 
 @dataclass(frozen=True)
@@ -111,43 +54,13 @@ class Assigned:
     send_counts: torch.Tensor
 
 
-def _run(step: Callable[..., None], device: torch.device, *table: _C.TableView, **values: object) -> None:
-    """Runs one plan step where its tensors are: on the host at once, or enqueued on the current CUDA stream.
-
-    Tensors become addresses, None a null one. The caller keeps every tensor alive until the step has run or
-    been enqueued; the caching allocator does the rest in stream order.
-    """
-    fields = {
-        k: v.data_ptr() if isinstance(v, torch.Tensor) else 0 if v is None else v for k, v in values.items()
-    }
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
-    step(*table, **fields, stream=stream)
-
-
-def _ints(*shape: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.int32, device=device)
-
-
-def _int32(name: str, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    if tensor.dim() != dim:
-        raise ArgumentError(name, tuple(tensor.shape), f"{dim} dimensions")
-    if tensor.dtype != torch.int32:
-        raise ArgumentError(name, tensor.dtype, "torch.int32")
-    return tensor.contiguous()
-
-
-def _workspace(table: PlanTable, device: torch.device) -> torch.Tensor:
-    ints = _C.plan_workspace_ints(table.num_experts, table.num_ranks, device.type == "cuda")
-    return torch.empty(ints, dtype=torch.int32, device=device)
-
-
 def count_slots(topk_idx_TK: torch.Tensor, table: PlanTable) -> tuple[torch.Tensor, torch.Tensor]:
     """What one rank publishes: rows per place [E] and distinct tokens per rank [R], both int32."""
-    topk_idx_TK = _int32("topk_idx", topk_idx_TK, 2)
+    topk_idx_TK = int32("topk_idx", topk_idx_TK, 2)
     device = topk_idx_TK.device
-    counts_E, tokens_R = _ints(table.num_experts, device=device), _ints(table.num_ranks, device=device)
-    workspace = _workspace(table, device)
-    _run(
+    counts_E, tokens_R = ints(table.num_experts, device=device), ints(table.num_ranks, device=device)
+    scratch = workspace(table.num_experts, table.num_ranks, device)
+    run_step(
         _C.count_slots,
         device,
         table.view(device),
@@ -156,28 +69,28 @@ def count_slots(topk_idx_TK: torch.Tensor, table: PlanTable) -> tuple[torch.Tens
         top_k=topk_idx_TK.shape[1],
         counts=counts_E,
         rank_tokens=tokens_R,
-        workspace=workspace,
+        workspace=scratch,
     )
     return counts_E, tokens_R
 
 
 def resolve(counts_RE: torch.Tensor, table: PlanTable, alignment: int, capacity_rows: int | None) -> Resolved:
     """From everybody's counts (source rank x place) to every rank's row layout, by the kept-set rule."""
-    counts_RE = _int32("counts", counts_RE, 2)
+    counts_RE = int32("counts", counts_RE, 2)
     if counts_RE.shape != (table.num_ranks, table.num_experts):
         raise ArgumentError("counts", tuple(counts_RE.shape), f"({table.num_ranks}, {table.num_experts})")
     if alignment < 1:
         raise ArgumentError("alignment", alignment, "at least 1")
     device, E, R = counts_RE.device, table.num_experts, table.num_ranks
     out = Resolved(
-        base_RE=_ints(R, E, device=device),
-        start_E=_ints(E, device=device),
-        kept_E=_ints(E, device=device),
-        dropped_E=_ints(E, device=device),
-        cut_R=_ints(R, device=device),
+        base_RE=ints(R, E, device=device),
+        start_E=ints(E, device=device),
+        kept_E=ints(E, device=device),
+        dropped_E=ints(E, device=device),
+        cut_R=ints(R, device=device),
         rows_R=torch.empty(R, dtype=torch.int64, device=device),
     )
-    _run(
+    run_step(
         _C.resolve_rows,
         device,
         table.view(device),
@@ -209,15 +122,15 @@ def assign_rows(
         num_send: S, positions in the send buffer (dense: at least the rank's tokens per rank, summed).
         split: positions each destination owns, so that S = R * split; None packs destinations densely.
     """
-    topk_idx_TK = _int32("topk_idx", topk_idx_TK, 2)
+    topk_idx_TK = int32("topk_idx", topk_idx_TK, 2)
     if num_send > INT32_MAX:
         raise ArgumentError("num_send", num_send, f"at most {INT32_MAX} send positions")
     device, (T, K) = topk_idx_TK.device, topk_idx_TK.shape
-    slot_row, slot_rank, slot_send, send_row, send_rank = (_ints(T, K, device=device) for _ in range(5))
-    send_token, send_counts = _ints(num_send, device=device), _ints(table.num_ranks, device=device)
+    slot_row, slot_rank, slot_send, send_row, send_rank = (ints(T, K, device=device) for _ in range(5))
+    send_token, send_counts = ints(num_send, device=device), ints(table.num_ranks, device=device)
     out = Assigned(slot_row, slot_rank, slot_send, send_row, send_rank, send_token, send_counts)
-    workspace = _workspace(table, device)
-    _run(
+    scratch = workspace(table.num_experts, table.num_ranks, device)
+    run_step(
         _C.assign_rows,
         device,
         table.view(device),
@@ -236,7 +149,7 @@ def assign_rows(
         send_rank=out.send_rank,
         send_token=out.send_token,
         send_counts=out.send_counts,
-        workspace=workspace,
+        workspace=scratch,
     )
     return out
 
@@ -245,8 +158,8 @@ def pack_meta(assigned: Assigned, weights_TK: torch.Tensor | None) -> torch.Tens
     """Row metadata in send order: int32 [S, 1 + K (+ K)] = token, row of each slot or -1 [, weight bits]."""
     (T, K), S, device = assigned.slot_row.shape, assigned.send_token.shape[0], assigned.send_token.device
     bits = None if weights_TK is None else weights_TK.contiguous().view(torch.int32)
-    meta = _ints(S, 1 + K * (1 if bits is None else 2), device=device)
-    _run(
+    meta = ints(S, 1 + K * (1 if bits is None else 2), device=device)
+    run_step(
         _C.pack_meta,
         device,
         slot_row=assigned.slot_row,
@@ -264,12 +177,12 @@ def pack_meta(assigned: Assigned, weights_TK: torch.Tensor | None) -> torch.Tens
 
 def invert_rows(recv_rows_NK: torch.Tensor, num_rows: int) -> torch.Tensor:
     """The transpose of a row map: int32 [num_rows], n * K + k of the entry that fills the row, -1 padding."""
-    recv_rows_NK = _int32("recv_rows", recv_rows_NK, 2)
+    recv_rows_NK = int32("recv_rows", recv_rows_NK, 2)
     if recv_rows_NK.numel() > INT32_MAX:
         raise ArgumentError("recv_rows", tuple(recv_rows_NK.shape), f"at most {INT32_MAX} entries")
     device = recv_rows_NK.device
-    row_src = _ints(num_rows, device=device)
-    _run(
+    row_src = ints(num_rows, device=device)
+    run_step(
         _C.invert_rows,
         device,
         rows=recv_rows_NK,
@@ -289,11 +202,11 @@ def compact_rows(
     Returns source [num_compact] (row of `rows_MK` behind each kept one, -1 tail) and the kept rows
     [num_compact, K] with entries on other ranks set to -1. Without `rows_rank_MK` all entries are on `rank`.
     """
-    rows_MK = _int32("rows", rows_MK, 2)
+    rows_MK = int32("rows", rows_MK, 2)
     device, (M, K) = rows_MK.device, rows_MK.shape
-    source, compact = _ints(num_compact, device=device), _ints(num_compact, K, device=device)
-    workspace = torch.empty(_C.plan_lanes(device.type == "cuda"), dtype=torch.int32, device=device)
-    _run(
+    source, compact = ints(num_compact, device=device), ints(num_compact, K, device=device)
+    scratch = workspace(1, 1, device)
+    run_step(
         _C.compact_rows,
         device,
         rows=rows_MK,
@@ -304,6 +217,6 @@ def compact_rows(
         num_compact=num_compact,
         source=source,
         compact=compact,
-        workspace=workspace,
+        workspace=scratch,
     )
     return source, compact

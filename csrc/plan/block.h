@@ -1,0 +1,110 @@
+// Who runs a step of the plan. A step has phases. A phase is run by blocks that never meet (the CTAs of one kernel);
+// the next phase begins when all of them are done and sees all that they wrote (the next kernel). No step needs its
+// blocks to be resident together, and none spins.
+//
+// A block is a Team (rank, size, sync: base/team.h) that also knows
+//   block(), blocks()         which of how many blocks
+//   warp(), warps()           its lanes come in warps of one width, in rank order
+//   lane(), width()           which lane of the warp; at most 32
+//   warp_sync()               the lanes of a warp meet; earlier writes of each are visible to all
+//   peers(key)                lanes of the warp that called with the same key, as bits; all lanes call together
+//   ballot(yes)               lanes that called with true
+//   warp_sum, warp_max, warp_scan   over the lanes of a warp; the scan is of lower lanes only
+#pragma once
+#include <bit>
+#include <cstdint>
+
+#include "base/team.h"
+
+namespace flexep {
+
+/// One block of one lane: how the host runs the plan.
+struct SoloBlock : Solo {
+  FLEXEP_HD int block() const { return 0; }
+  FLEXEP_HD int blocks() const { return 1; }
+  FLEXEP_HD int warp() const { return 0; }
+  FLEXEP_HD int warps() const { return 1; }
+  FLEXEP_HD int lane() const { return 0; }
+  FLEXEP_HD int width() const { return 1; }
+  FLEXEP_HD void warp_sync() const {}
+  FLEXEP_HD uint32_t peers(int32_t) const { return 1; }
+  FLEXEP_HD uint32_t ballot(bool yes) const { return yes; }
+  FLEXEP_HD int64_t warp_sum(int64_t value) const { return value; }
+  FLEXEP_HD int64_t warp_max(int64_t value) const { return value; }
+  FLEXEP_HD int64_t warp_scan(int64_t) const { return 0; }
+};
+
+FLEXEP_HD int count_bits(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __popc(bits);
+#else
+  return std::popcount(bits);
+#endif
+}
+
+// A loop whose iterations are independent loads: all of them in flight at once. The host's compiler decides by itself.
+#if defined(__CUDACC__)
+#define FLEXEP_UNROLL _Pragma("unroll")
+#else
+#define FLEXEP_UNROLL
+#endif
+
+/// Bits of the lanes below `lane`, which is in [0, 32).
+FLEXEP_HD uint32_t lanes_below(int lane) { return (1u << lane) - 1; }
+
+/// This lane and the number of lanes, over all blocks: for work whose parts do not touch.
+template <class Team>
+FLEXEP_HD int64_t grid_rank(const Team& team) {
+  return static_cast<int64_t>(team.block()) * team.size() + team.rank();
+}
+template <class Team>
+FLEXEP_HD int64_t grid_size(const Team& team) {
+  return static_cast<int64_t>(team.blocks()) * team.size();
+}
+
+/// The lanes of a block's warp as a team, for LaneRange.
+template <class Team>
+struct WarpLanes {
+  const Team& team;
+  FLEXEP_HD int rank() const { return team.lane(); }
+  FLEXEP_HD int size() const { return team.width(); }
+};
+
+/// The half-open range of [0, n) that this warp owns: contiguous, so that warp order over all blocks is index order.
+struct WarpRange {
+  int begin, end;
+  template <class Team>
+  FLEXEP_HD WarpRange(const Team& team, int n) {
+    const int64_t parts = static_cast<int64_t>(team.blocks()) * team.warps();
+    const int64_t part = static_cast<int64_t>(team.block()) * team.warps() + team.warp();
+    begin = static_cast<int>(n * part / parts);
+    end = static_cast<int>(n * (part + 1) / parts);
+  }
+};
+
+/// Calls body(i, t, k, valid) for the slots i = t * top_k + k of this warp's tokens, a slot a lane, in order. All lanes
+/// of the warp call equally often; `valid` is false past the end.
+template <class Team, class Body>
+FLEXEP_HD void for_warp_slots(const Team& team, int tokens, int top_k, Body body) {
+  const WarpRange mine(team, tokens);
+  const int64_t begin = static_cast<int64_t>(mine.begin) * top_k,
+                end = static_cast<int64_t>(mine.end) * top_k;
+  if (begin == end) return;
+  const int whole = team.width() / top_k, rest = team.width() % top_k;
+  int t = mine.begin + team.lane() / top_k, k = team.lane() % top_k;
+  for (int64_t at = begin; at < end; at += team.width()) {
+    const int64_t i = at + team.lane();
+    body(i, t, k, i < end);
+    t += whole, k += rest;
+    if (k >= top_k) k -= top_k, ++t;
+  }
+}
+
+/// Runs all phases of a step by one lane. `shared`: the step's shared_ints(1, 1).
+template <class Step, int kPhase = 0>
+void run_solo(const Step& step, int32_t* shared) {
+  step.template phase<kPhase>(SoloBlock{}, shared);
+  if constexpr (kPhase + 1 < Step::kPhases) run_solo<Step, kPhase + 1>(step, shared);
+}
+
+}  // namespace flexep

@@ -1,0 +1,47 @@
+"""How a step of the plan is run: tensors become addresses, on the host at once or on a CUDA stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from flexep._native._load import _C
+from flexep._native.operands import enqueue
+from flexep.errors import ArgumentError
+
+
+def run_step(step: Callable[..., None], device: torch.device, *table: _C.TableView, **values: object) -> None:
+    """Runs one plan step where its tensors are: on the host at once, or enqueued on the current CUDA stream.
+
+    Tensors become addresses, None a null one. The caller keeps every tensor alive until the step has run or
+    been enqueued; the caching allocator does the rest in stream order.
+    """
+    call: Callable[..., None] = partial(step, *table)
+    fields = {
+        k: v.data_ptr() if isinstance(v, torch.Tensor) else 0 if v is None else v for k, v in values.items()
+    }
+    if device.type == "cuda":
+        enqueue(call, device, **fields)
+    else:
+        call(**fields, stream=None)
+
+
+def ints(*shape: int, device: torch.device) -> torch.Tensor:
+    """An int32 tensor, its contents undefined."""
+    return torch.empty(shape, dtype=torch.int32, device=device)
+
+
+def int32(name: str, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """The tensor, contiguous; refuses another dtype or number of dimensions."""
+    if tensor.dim() != dim:
+        raise ArgumentError(name, tuple(tensor.shape), f"{dim} dimensions")
+    if tensor.dtype != torch.int32:
+        raise ArgumentError(name, tensor.dtype, "torch.int32")
+    return tensor.contiguous()
+
+
+def workspace(experts: int, ranks: int, device: torch.device) -> torch.Tensor:
+    """Scratch memory of any step over that many experts and ranks."""
+    return ints(_C.plan_workspace_ints(experts, ranks, device.type == "cuda"), device=device)
