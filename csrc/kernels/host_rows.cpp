@@ -59,6 +59,7 @@ void HostAdd::partial(int j, int next, void* to) {
     rows[0] = y(j), weights[0] = 1.0f;
   } else {
     count = gather_terms(j, rows, weights);
+    if (count == 0) return table_.zero(to, args_.hidden * size_of(args_.wire), false);
     if (next >= 0) next_count = gather_terms(next, next_rows, unused);
   }
   const Terms terms{rows, weights, nullptr, count, next_rows, next_count};
@@ -67,6 +68,7 @@ void HostAdd::partial(int j, int next, void* to) {
 }
 
 void HostAdd::domain_sum(const void* const* rows, int count, void* to) {
+  if (count == 0) return table_.zero(to, args_.hidden * size_of(args_.wire), false);
   const Terms terms{rows, ones_, nullptr, count, nullptr, 0};
   const int wire = static_cast<int>(args_.wire);
   table_.reduce[wire][wire](to, terms, args_.wire, args_.hidden, false);
