@@ -202,7 +202,9 @@ def other_order(ctx: RankContext) -> str:
 def test_ranks_in_different_operations_are_told() -> None:
     with RankPool(2) as pool:
         said = pool.run(other_order)
-    assert any("header (epoch 1) (rank" in one and "dispatch.counts (epoch 1) (rank" in one for one in said), said
+    assert any(
+        "header (epoch 1) (rank" in one and "dispatch.counts (epoch 1) (rank" in one for one in said
+    ), said
     assert all(said), said
 
 

@@ -6,7 +6,6 @@ A plant replaces one function everywhere it was imported to (a wrapper here, nev
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,65 +18,19 @@ import flexep.dispatchers.dispatcher  # noqa: F401  (so that everything to patch
 from flexep._native import plan
 from flexep.dispatchers.allgather import AllGather
 from flexep.dispatchers.alltoall import AllToAll
+from flexep.dispatchers.deepep import DeepEP
+from flexep.dispatchers.hybridep import HybridEP
 from flexep.ops import rows
-
-Undo = Callable[[], None]
-
-
-def replace_function(original: Callable, changed: Callable) -> Undo:
-    """Puts `changed` wherever a flexep module holds `original`."""
-    places = [
-        (module, name)
-        for module_name, module in list(sys.modules.items())
-        if module_name.startswith("flexep") and not module_name.startswith("flexep.testing")
-        for name, value in list(vars(module).items())
-        if value is original
-    ]
-    assert places, original
-    for module, name in places:
-        setattr(module, name, changed)
-
-    def undo() -> None:
-        for module, name in places:
-            setattr(module, name, original)
-
-    return undo
-
-
-def replace_method(owner: type, name: str, change: Callable[[Any], Any]) -> Undo:
-    """Changes what a method of a back end returns."""
-    original = getattr(owner, name)
-
-    def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return change(original(self, *args, **kwargs))
-
-    return _own(owner, name, changed)
-
-
-def _own(owner: type, name: str, method: Callable) -> Undo:
-    """Gives a back end a method of its own; undone, it has again what it had or inherited."""
-    inherited, original = name not in vars(owner), getattr(owner, name)
-    setattr(owner, name, method)
-    return lambda: delattr(owner, name) if inherited else setattr(owner, name, original)
-
-
-def swapped(tensor: torch.Tensor) -> torch.Tensor:
-    """The first two different rows (or entries) change places."""
-    out = tensor.clone()
-    different = (out != out[:1]).flatten(1).any(1) if out.dim() > 1 else out != out[:1]
-    if len(out) > 1 and different.any():
-        other = int(different.nonzero()[0])
-        out[0], out[other] = tensor[other], tensor[0]
-    return out
-
-
-def first_lost(tensor: torch.Tensor, fill: float) -> torch.Tensor:
-    """The first entry that says something is gone."""
-    out = tensor.clone()
-    filled = (out.flatten() != fill).nonzero()
-    if len(filled):
-        out.view(-1)[filled[0]] = fill
-    return out
+from tests.mutants.planting import (
+    Undo,
+    first_lost,
+    own,
+    replace_function,
+    replace_method,
+    routes_changed,
+    swapped,
+)
+from tests.mutants.window_plants import WINDOW_PLANTS
 
 
 def wrong_row(invert: Callable) -> Undo:
@@ -160,21 +113,14 @@ def back_end_dropped_row(owner: type) -> Undo:
     return replace_method(owner, "collect", lose)
 
 
-def back_end_swapped_expert(owner: type) -> Undo:
-    def swap(planned: list[Any]) -> list[Any]:
-        routes = [replace(p.route, row_buffer=swapped(p.route.row_buffer), row_src=swapped(p.route.row_src))
-                  for p in planned]  # fmt: skip
-        return [replace(p, route=route) for p, route in zip(planned, routes, strict=True)]
-
-    return replace_method(owner, "plan", swap)
+def buffer_swapped_expert(owner: type) -> Undo:
+    return routes_changed(
+        owner, lambda r: replace(r, row_buffer=swapped(r.row_buffer), row_src=swapped(r.row_src))
+    )
 
 
-def back_end_wrong_padding(owner: type) -> Undo:
-    def fill(planned: list[Any]) -> list[Any]:
-        routes = [replace(p.route, row_buffer=p.route.row_buffer.clamp(min=0)) for p in planned]
-        return [replace(p, route=route) for p, route in zip(planned, routes, strict=True)]
-
-    return replace_method(owner, "plan", fill)
+def buffer_wrong_padding(owner: type) -> Undo:
+    return routes_changed(owner, lambda r: replace(r, row_buffer=r.row_buffer.clamp(min=0)))
 
 
 def back_end_lost_weight_gradient(owner: type) -> Undo:
@@ -193,7 +139,7 @@ def back_end_more_traffic(owner: type) -> Undo:
         original(self, *args, **kwargs)
         return original(self, *args, **kwargs)
 
-    return _own(owner, "deliver", twice)
+    return own(owner, "deliver", twice)
 
 
 PLANTS: dict[str, Callable[[], Undo]] = {
@@ -209,16 +155,20 @@ PLANTS: dict[str, Callable[[], Undo]] = {
     "rows: other order": partial(rows_other_order, rows.reduce_rows),
     "rows: lost weight gradient": partial(rows_no_weight_gradient, rows.dot_rows),
 }
-for _owner in (AllGather, AllToAll):
+for _owner in (AllGather, AllToAll, DeepEP, HybridEP):
     PLANTS |= {
         f"{_owner.name}: wrong row": partial(back_end_wrong_row, _owner),
         f"{_owner.name}: dropped row": partial(back_end_dropped_row, _owner),
-        f"{_owner.name}: swapped expert": partial(back_end_swapped_expert, _owner),
-        f"{_owner.name}: wrong padding": partial(back_end_wrong_padding, _owner),
         f"{_owner.name}: lost weight gradient": partial(back_end_lost_weight_gradient, _owner),
         f"{_owner.name}: weights of another row": partial(back_end_stale_weights, _owner),
         f"{_owner.name}: sent twice": partial(back_end_more_traffic, _owner),
     }
+for _owner in (AllGather, AllToAll):
+    PLANTS |= {
+        f"{_owner.name}: swapped expert": partial(buffer_swapped_expert, _owner),
+        f"{_owner.name}: wrong padding": partial(buffer_wrong_padding, _owner),
+    }
+PLANTS |= WINDOW_PLANTS
 
 
 @contextmanager
