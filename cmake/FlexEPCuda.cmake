@@ -19,6 +19,7 @@ if(CMAKE_CUDA_COMPILER AND NOT FLEXEP_CUDA STREQUAL "OFF")
     set_target_properties(flexep_cuda PROPERTIES CUDA_STANDARD 20)
   else()  # an older CMake beside a newer nvcc: CMake adds its C++17 flag last, so make that flag say C++20
     set(CMAKE_CUDA17_STANDARD_COMPILE_OPTION "-std=c++20")
+    set(CMAKE_CUDA17_EXTENSION_COMPILE_OPTION "-std=c++20")
     set_target_properties(flexep_cuda PROPERTIES CUDA_STANDARD 17)
   endif()
   set_target_properties(flexep_cuda PROPERTIES CUDA_ARCHITECTURES "${FLEXEP_CUDA_ARCHS}")
