@@ -196,7 +196,9 @@ class _StoreGroup(Group):
         self._round += 1
         self._store.set(f"{this_round}/{self.rank}", payload)  # type: ignore[arg-type]  # bytes are accepted
         keys = [f"{this_round}/{r}" for r in range(self.size)]
-        with named_errors("all_gather", self.rank, timeout):  # the store's own process may be the one that died
+        with named_errors(
+            "all_gather", self.rank, timeout
+        ):  # the store's own process may be the one that died
             self._await(keys, timeout)
         payloads = [self._store.get(key) for key in keys]
         if (

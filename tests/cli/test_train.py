@@ -62,7 +62,7 @@ def test_json_alone_on_standard_output_and_auto_is_resolved() -> None:
     done = run([*TRAIN, "--json", "-"])
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert (report["dispatcher"], report["ranks"]) == ("alltoall", 1)
+    assert (report["dispatcher"], report["ranks"]) == ("deepep", 1)
     assert "tokens/s" in done.stderr
 
 

@@ -17,6 +17,7 @@ from flexep.dispatchers._calls import Calls
 from flexep.dispatchers._results import make_handle, make_result
 from flexep.dispatchers.allgather import AllGather
 from flexep.dispatchers.alltoall import AllToAll
+from flexep.dispatchers.auto import AUTO, first_choice, make_backend
 from flexep.dispatchers.backend import Backend
 from flexep.dispatchers.deepep import DeepEP
 from flexep.dispatchers.hybridep import HybridEP
@@ -28,7 +29,6 @@ from flexep.types import Handle, MemoryPlan
 BACKENDS: dict[str, type[Backend]] = {
     backend.name: backend for backend in (AllGather, AllToAll, DeepEP, HybridEP)
 }
-AUTO = "alltoall"  # what "auto" picks; a choice of back end never changes bits
 
 _serial = itertools.count()
 Tensors = list[torch.Tensor]
@@ -43,7 +43,8 @@ class Dispatcher:
     Args:
         group: the ranks. num_experts: E over all ranks. hidden: H; a row must be a multiple of 16 bytes.
         top_k: K, 1 to 32 slots a token. max_tokens: the most tokens a rank may pass to one dispatch.
-        backend: "allgather", "alltoall", "deepep", "hybridep" or "auto".
+        backend: "allgather", "alltoall", "deepep", "hybridep" or "auto": deepep where every rank reaches every
+            other's memory (on the CPU, one host), else alltoall. `config.backend` says which it became.
         dtype: bfloat16, float16 or float32, of x, y and z.
         wire: how a row travels to its experts; None or the name of the dtype.
         combine_wire: how a partial sum travels home: "bf16", "fp16", "fp32"; None: as the dtype.
@@ -93,15 +94,15 @@ class Dispatcher:
     ) -> None:
         config = table = error = None
         try:
-            if backend not in ("auto", *BACKENDS):
-                raise ArgumentError("backend", backend, f"auto, {', '.join(BACKENDS)}")
+            if backend not in (AUTO, *BACKENDS):
+                raise ArgumentError("backend", backend, f"{AUTO}, {', '.join(BACKENDS)}")
             config = DispatcherConfig(
                 num_ranks=group.size,
                 num_experts=num_experts,
                 hidden=hidden,
                 top_k=top_k,
                 max_tokens=max_tokens,
-                backend=AUTO if backend == "auto" else backend,
+                backend=first_choice(group) if backend == AUTO else backend,
                 dtype=dtype,
                 wire=wire,
                 combine_wire=combine_wire,
@@ -123,11 +124,12 @@ class Dispatcher:
         agree_on_config(group, config, error, config.timeout if config else DEFAULT_TIMEOUT)
         assert config is not None
         assert table is not None
+        made = make_backend(BACKENDS, backend, group, config, table)
         self.group = group
-        self.config = config
+        self.config = made.config
         self.table = table
-        self._id = f"Dispatcher {next(_serial)} ({config.backend}, rank {group.rank} of {group.size})"
-        self._calls: Calls | None = Calls(BACKENDS[config.backend](group, config, table), self._id)
+        self._id = f"Dispatcher {next(_serial)} ({made.name}, rank {group.rank} of {group.size})"
+        self._calls: Calls | None = Calls(made, self._id)
         # Rows that the last dispatch dropped on all ranks, until somebody has been told.
         self._dropped: torch.Tensor | None = None
 
@@ -294,4 +296,4 @@ def _as_tuple(name: str, value: Any) -> tuple[Any, ...] | None:
     return tuple(value)
 
 
-__all__ = ["AUTO", "BACKENDS", "Dispatcher"]
+__all__ = ["BACKENDS", "Dispatcher"]

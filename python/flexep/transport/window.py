@@ -125,7 +125,9 @@ class Window(ABC):
         if status == native.MISMATCHED:
             epoch, _ = _epoch_and_chunks(fault.got)
             ours, theirs = f"{op} (epoch {fault.epoch})", f"{OPS[fault.got & 0xFF]} (epoch {epoch})"
-            return CollectiveMismatch("window", {"operation": {ours: [fault.waiter], theirs: [fault.awaited]}})
+            return CollectiveMismatch(
+                "window", {"operation": {ours: [fault.waiter], theirs: [fault.awaited]}}
+            )
         if status == native.BUSY:
             return WindowBusy(
                 f"{op}: another operation ran on this window (epoch {fault.epoch}) at the same time"
