@@ -18,7 +18,15 @@ struct GpuWarp {
   __device__ void sync() const { __syncwarp(); }
   __device__ unsigned max(unsigned x) const { return __reduce_max_sync(kAll, x); }
   __device__ unsigned min(unsigned x) const { return __reduce_min_sync(kAll, x); }
+  __device__ unsigned swap(unsigned x, int step) const { return __shfl_xor_sync(kAll, x, step); }
   __device__ int count(bool x) const { return __popc(__ballot_sync(kAll, x)); }
+  __device__ Packet load(const Packet* at) const {
+    const uint4 v = __ldg(reinterpret_cast<const uint4*>(at));
+    return {v.x, v.y, v.z, v.w};
+  }
+  __device__ void store(float* at, const Packet& p) const {
+    *reinterpret_cast<uint4*>(at) = make_uint4(p.word[0], p.word[1], p.word[2], p.word[3]);
+  }
   __device__ float sum(float x) const {
     for (int step = kWarpLanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAll, x, step);
     return x;

@@ -30,7 +30,7 @@ float largest(const float* values, int count) {
 /// softmax of count values in place: exp(value - largest) over their sum.
 void softmax(float* values, int count) {
   const float high = largest(values, count);
-  for (int i = 0; i < count; ++i) values[i] = exp_fixed(values[i] - high);
+  for (int i = 0; i < count; ++i) values[i] = exp_falling(values[i] - high);
   const float total = lane_sum(values, count);
   for (int i = 0; i < count; ++i) values[i] = values[i] / total;
 }

@@ -14,14 +14,31 @@ inline constexpr float kRouteEpsilon = 1e-20f;
 /// Below, sqrt(softplus(x)) is exp(x / 2) to fp32 precision, and its slope cannot be 0 * inf.
 inline constexpr float kSoftplusTail = -16.0f;
 
-FLEXEP_CONVERT float power_of_two(int n) { return float_of(static_cast<std::uint32_t>(n + 127) << 23); }
+/// x, or c where x is smaller or NaN.
+FLEXEP_CONVERT float at_least(float x, float c) {
+#if defined(__CUDA_ARCH__)
+  return fmaxf(x, c);
+#else
+  return x > c ? x : c;
+#endif
+}
 
-FLEXEP_CONVERT float exp_fixed(float x) {
-  const float c = x > 88.8f     ? 88.8f
-                  : x > -105.0f ? x
-                                : -105.0f;  // outside it is inf or 0; NaN becomes a number
-  const float n = (c * 1.44269504f + 12582912.0f) - 12582912.0f;  // to the nearest integer
-  const float r = (c - n * 0.693359375f) - n * -2.12194440e-4f;  // the first product and difference are exact
+/// x, or c where x is larger or NaN.
+FLEXEP_CONVERT float at_most(float x, float c) {
+#if defined(__CUDA_ARCH__)
+  return fminf(x, c);
+#else
+  return x < c ? x : c;
+#endif
+}
+
+/// e^x of a number between -105 and 88.8, as 2^n times a polynomial: first times 2^(n + kStep), which must be exact, then
+/// times 2^-kStep, which rounds a subnormal once. No branch, so that a GPU works on several at a time.
+template <int kStep>
+FLEXEP_CONVERT float exp_within(float x) {
+  const float shifted = x * 1.44269504f + 12582912.0f;  // its low bits are n, the nearest integer
+  const float n = shifted - 12582912.0f;
+  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;  // the first product and difference are exact
   float q = 1.9875691500e-4f;
   q = q * r + 1.3981999507e-3f;
   q = q * r + 8.3334519073e-3f;
@@ -29,10 +46,14 @@ FLEXEP_CONVERT float exp_fixed(float x) {
   q = q * r + 1.6666665459e-1f;
   q = q * r + 5.0000001201e-1f;
   const float y = (q * (r * r) + r) + 1.0f;
-  const int power = static_cast<int>(n), half = power >> 1;
-  const float scaled =
-      y * power_of_two(half) * power_of_two(power - half);  // in two, for subnormals and 2^128
-  return x != x ? x : scaled;
+  constexpr auto kRaise = static_cast<std::uint32_t>(kStep) << 23;
+  return float_of(bits_of(y) + (bits_of(shifted) << 23) + kRaise) * (kStep > 0 ? 0x1p-64f : 0x1p64f);
+}
+
+/// e^x for x <= 0, or NaN.
+FLEXEP_CONVERT float exp_falling(float x) {
+  const float y = exp_within<64>(at_least(x, -105.0f));
+  return x != x ? x : y;
 }
 
 /// log(1 + t) for t in [0, 1]: 2 atanh(t / (2 + t)).
@@ -46,13 +67,16 @@ FLEXEP_CONVERT float log1p_fixed(float t) {
   return twice + twice * (z * q);
 }
 
-FLEXEP_CONVERT float sigmoid_fixed(float x) { return 1.0f / (1.0f + exp_fixed(-x)); }
+/// 1 / (1 + e^-x). Beside 1, e^-40 is nothing.
+FLEXEP_CONVERT float sigmoid_fixed(float x) {
+  const float y = 1.0f / (1.0f + exp_within<-64>(at_least(at_most(-x, 88.8f), -40.0f)));
+  return x != x ? x : y;
+}
 
 FLEXEP_CONVERT float sqrt_softplus_fixed(float x) {
-  const float e = exp_fixed(x < kSoftplusTail ? x * 0.5f : x > 0.0f ? -x : x);
-  if (x < kSoftplusTail) return e;
-  const float above = x > 0.0f ? x : 0.0f;
-  return std::sqrt(above + log1p_fixed(e));
+  const float e = exp_falling(x < kSoftplusTail ? x * 0.5f : x > 0.0f ? -x : x);
+  const float body = std::sqrt((x > 0.0f ? x : 0.0f) + log1p_fixed(e));
+  return x < kSoftplusTail ? e : body;
 }
 
 /// The score of a logit by itself: sigmoid or sqrt_softplus.
@@ -71,7 +95,7 @@ FLEXEP_CONVERT float slope_of(Score score, float logit, float value) {
 FLEXEP_CONVERT std::uint32_t order_of(float x) {
   const std::uint32_t u = bits_of(x + 0.0f);
   if (is_nan_bits(u)) return 0xffffffffu;
-  return u >> 31 ? ~u : u | 0x80000000u;
+  return u ^ (static_cast<std::uint32_t>(static_cast<std::int32_t>(u) >> 31) | 0x80000000u);
 }
 
 FLEXEP_CONVERT float of_order(std::uint32_t order) {

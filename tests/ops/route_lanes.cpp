@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <random>
@@ -19,7 +20,7 @@ namespace {
 
 using namespace flexep;
 
-enum class Meet { none, sync, max, min, count, sum };
+enum class Meet { none, sync, max, min, count, sum, swap };
 
 struct Lane {
   ucontext_t context;
@@ -27,6 +28,7 @@ struct Lane {
   void* fiber = __tsan_create_fiber(0);
   Meet at = Meet::none;  // what it waits for; none: it has returned
   std::uint32_t word = 0;
+  int step = 0;
 };
 
 std::vector<Lane> lanes(kWarpLanes);
@@ -53,7 +55,13 @@ struct FiberWarp {
   void sync() const { meet(lane, Meet::sync, 0); }
   unsigned max(unsigned x) const { return meet(lane, Meet::max, x); }
   unsigned min(unsigned x) const { return meet(lane, Meet::min, x); }
+  unsigned swap(unsigned x, int step) const {
+    lanes[lane].step = step;
+    return meet(lane, Meet::swap, x);
+  }
   int count(bool x) const { return static_cast<int>(meet(lane, Meet::count, x)); }
+  Packet load(const Packet* at) const { return *at; }
+  void store(float* at, const Packet& p) const { std::memcpy(at, p.word, sizeof p); }
   float sum(float x) const { return float_of(meet(lane, Meet::sum, bits_of(x))); }
 };
 
@@ -72,7 +80,8 @@ struct FiberWarp {
     const auto before = words;
     for (int i = 0; i < kWarpLanes; ++i) words[i] = bits_of(float_of(before[i]) + float_of(before[i ^ step]));
   }
-  for (int i = 0; i < kWarpLanes; ++i) lanes[i].word = at == Meet::sum ? words[i] : result;
+  for (int i = 0; i < kWarpLanes; ++i)
+    lanes[i].word = at == Meet::sum ? words[i] : at == Meet::swap ? words[i ^ lanes[i].step] : result;
 }
 
 [[gnu::no_sanitize_thread]] void enter() {

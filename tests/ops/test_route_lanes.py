@@ -29,29 +29,37 @@ MUTANTS = {
         "warp.min(mine.key == key ? mine.at : 0xffffffffu)",
         "warp.max(mine.key == key ? mine.at : 0u)",
     ),
-    "a taken key is taken again": ("keys[at] = 0;", ""),
-    "the second best of another lane is forgotten": (
-        "warp.max(first == best && !twice ? second : first)",
-        "warp.max(second)",
+    "a lane gives two at most": ("if (mine.left > 0) continue;", "continue;"),
+    "a tie with the last that was taken is lost": (
+        "keys[i] < key || (keys[i] == key && index > at)",
+        "keys[i] < key",
     ),
+    "the second best of another lane is forgotten": ("second = low > high ? low : high;", "second = high;"),
     "logits are read before they are there": (
-        "to[e] = widen(row[e]);\n  }\n  warp.sync();",
-        "to[e] = widen(row[e]);\n  }",
+        "to[e] = widen(row[e]); });\n  }\n  warp.sync();",
+        "to[e] = widen(row[e]); });\n  }",
     ),
     "groups are scored before all keys are there": (
-        "s.word[e] = order_of(a.bias ? key + a.bias[e] : key);\n  }\n  warp.sync();",
-        "s.word[e] = order_of(a.bias ? key + a.bias[e] : key);\n  }",
+        "set(e, sqrt_softplus_fixed(s.logit[e])); });\n  }\n  warp.sync();",
+        "set(e, sqrt_softplus_fixed(s.logit[e])); });\n  }",
     ),
-    "groups are read while they are taken": (
-        "rule.topk_groups);\n  warp.sync();",
-        "rule.topk_groups);",
+    "groups are taken before they are scored": (
+        "of_order(second)) : first;\n  });\n  warp.sync();",
+        "of_order(second)) : first;\n  });",
+    ),
+    "groups are read before they are taken": (
+        "// by the lane that reads it\n  });\n  warp.sync();",
+        "\n  });",
+    ),
+    "keys are read before they are masked": (
+        "s.word[e] = kOrderOut; });\n  });\n  warp.sync();",
+        "s.word[e] = kOrderOut; });\n  });",
     ),
     "chosen logits are overwritten": ("warp.sync();  // spread_grad writes", "// spread_grad writes"),
     "gradients are read before they are added": (
         "s.word[id] = bits_of(float_of(s.word[id]) + by);\n    warp.sync();",
         "s.word[id] = bits_of(float_of(s.word[id]) + by);",
     ),
-    "shares count twice": ("s.logit[e] = prob, s.word", "s.logit[e] = prob * 2.0f, s.word"),
     "padding has a gradient": ("out[e] = Logit{};", "(void)e;"),
 }
 
