@@ -9,12 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexep.build_info import build_info
 from flexep.errors import ArgumentError, NotBuilt
 from flexep.moe import fixed_math
 from flexep.moe.choose import choose, choose_and_weigh, probabilities, weigh
 from flexep.moe.router import Router
 from flexep.moe.router_config import RouterConfig
-from flexep.ops import route as ops
+from flexep.ops.route import can_route, choose_experts, choose_experts_grad, route
 from flexep.ref import router as ref
 from tests.moe.draws import KINDS, configs, generator, rule_of, scaled_close
 from tests.ops.reference import assert_bits
@@ -181,7 +182,7 @@ def test_bits_do_not_depend_on_threads_or_the_mode_of_the_caller() -> None:
 
 def test_only_the_wanted_gradients_are_formed() -> None:
     logits_TE = torch.randn(5, 8, generator=generator(1), requires_grad=True)
-    routed = ops.route(logits_TE, top_k=2, with_probs=True)
+    routed = route(logits_TE, top_k=2, with_probs=True)
     (by_weights,) = torch.autograd.grad(routed.weights[:, 0].sum(), logits_TE, retain_graph=True)
     zeros = torch.zeros(5, 8)
     (with_zeros,) = torch.autograd.grad(
@@ -234,16 +235,16 @@ def test_opcheck() -> None:
     for score in ("softmax", "softmax_after", "sigmoid", "sqrt_softplus"):
         for bias, mask, with_probs in ((None, None, True), (bias_E, mask_T, False), (bias_E, mask_T, True)):
             rule = (score, 3, 4, 2, "top2", True, 1.5)
-            torch.library.opcheck(ops.choose_experts, (logits_TE, bias, mask, *rule, with_probs))
-    idx_TK = ops.route(logits_TE, top_k=3).idx
+            torch.library.opcheck(choose_experts, (logits_TE, bias, mask, *rule, with_probs))
+    idx_TK = route(logits_TE, top_k=3).idx
     grads = (torch.randn(6, 3), torch.randn(6, 8))
     rule = ("softmax", 3, 1, 1, "top2", True, 1.0)
-    torch.library.opcheck(ops.choose_experts_grad, (logits_TE.detach(), idx_TK, *grads, *rule))
+    torch.library.opcheck(choose_experts_grad, (logits_TE.detach(), idx_TK, *grads, *rule))
 
 
 def test_compiles_in_one_graph() -> None:
     def through(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        routed = ops.route(logits * 2, top_k=3, score="sigmoid", num_groups=2, topk_groups=1, with_probs=True)
+        routed = route(logits * 2, top_k=3, score="sigmoid", num_groups=2, topk_groups=1, with_probs=True)
         return routed.weights, routed.probs.sum(0)
 
     compiled = torch.compile(through, backend="aot_eager", fullgraph=True)
@@ -283,17 +284,17 @@ GOOD: dict[str, Any] = {"logits": torch.zeros(4, 8), "top_k": 2}
     ],
 )
 def test_refusals(argument: str, change: dict[str, Any]) -> None:
-    ops.route(**GOOD)
+    route(**GOOD)
     with pytest.raises(ArgumentError, match=f"^{argument} = "):
-        ops.route(**{**GOOD, **change})
+        route(**{**GOOD, **change})
 
 
 def test_a_build_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from flexep._native import route as native
 
-    if ops.build_info().cuda_archs:
+    if build_info().cuda_archs:
         pytest.skip("this build holds the kernel")
-    assert not ops.can_route(torch.device("cuda"), 8, 2)
+    assert not can_route(torch.device("cuda"), 8, 2)
     monkeypatch.setattr(native, "_stream", lambda device: 0)
     with pytest.raises((NotBuilt, RuntimeError), match="FLEXEP_CUDA"):
-        ops.route(**GOOD)
+        route(**GOOD)

@@ -14,7 +14,7 @@ from flexep.errors import ArgumentError
 from flexep.moe.choose import choose, choose_and_weigh, probabilities, weigh
 from flexep.moe.router import Router
 from flexep.moe.router_config import RouterConfig
-from flexep.ops import route as ops
+from flexep.ops.route import route
 from tests.moe.draws import KINDS, generator
 from tests.ops.reference import assert_bits
 from tests.ops.test_route import WIDE, make_bias, make_logits
@@ -126,8 +126,8 @@ def test_one_kernel_each_way() -> None:
     logits_TE = torch.randn(512, 256, device="cuda", requires_grad=True)
     up_TK = torch.randn(512, 8, device="cuda")
     calls: list[tuple[str, Callable[[], object]]] = [
-        ("route", lambda: ops.route(logits_TE, top_k=8, with_probs=True)),
-        ("grad", lambda: torch.autograd.grad(ops.route(logits_TE, top_k=8).weights, logits_TE, up_TK)),
+        ("route", lambda: route(logits_TE, top_k=8, with_probs=True)),
+        ("grad", lambda: torch.autograd.grad(route(logits_TE, top_k=8).weights, logits_TE, up_TK)),
     ]
     for name, call in calls:
         call()
@@ -178,10 +178,10 @@ def test_runs_on_another_stream_and_refuses_another_device() -> None:
     on_gpu_TE = logits_TE.cuda()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        routed = ops.route(on_gpu_TE, top_k=6)
+        routed = route(on_gpu_TE, top_k=6)
     stream.synchronize()
-    assert_bits(routed.weights.cpu(), ops.route(logits_TE, top_k=6).weights)
+    assert_bits(routed.weights.cpu(), route(logits_TE, top_k=6).weights)
     with pytest.raises(ArgumentError, match=r"^bias = "):
-        ops.route(on_gpu_TE, torch.zeros(64), top_k=6)
+        route(on_gpu_TE, torch.zeros(64), top_k=6)
     with pytest.raises(ArgumentError, match=r"^padding_mask = "):
-        ops.route(on_gpu_TE, padding_mask=torch.zeros(300, dtype=torch.bool), top_k=6)
+        route(on_gpu_TE, padding_mask=torch.zeros(300, dtype=torch.bool), top_k=6)
