@@ -13,9 +13,9 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CSRC = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup build demo test lint format stubs wheel sanitize clean
+.PHONY: help setup build demo test test-gpu bench-gpu lint format stubs wheel sanitize clean
 help:
-	@echo "make demo | test | setup | lint | format | stubs | wheel | sanitize SANITIZER=asan|tsan | clean"
+	@echo "make demo | test | test-gpu | bench-gpu | setup | lint | format | stubs | wheel | sanitize SANITIZER=asan|tsan | clean"
 
 # --- set-up: three stamps (environment, torch, the package and its tools), then an incremental build -------------
 .venv/stamp-venv:
@@ -42,6 +42,13 @@ demo: build
 
 test: build
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# What needs GPUs; pytest's closing lines say what was skipped, and why.
+test-gpu: build
+	$(BIN)/python -m pytest -m "gpu or multigpu" $(PYTEST_ARGS)
+
+bench-gpu: build
+	$(BIN)/python -m bench.onegpu --out out/one-gpu.json
 
 lint: build
 	$(BIN)/ruff format --check .
