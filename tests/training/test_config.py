@@ -29,6 +29,8 @@ from flexep.training.config import TrainConfig
         ("dtype", "float64"),
         ("layout", "round"),
         ("weights_at", "never"),
+        ("domain_size", 0),
+        ("domain_size", 2),
     ],
 )
 def test_refuses(argument: str, value: object) -> None:

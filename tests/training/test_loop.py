@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from flexep.dispatchers import BACKENDS
 from flexep.testing.pool import RankFailed, RankPool
 from flexep.training.config import TrainConfig
 from flexep.training.loop import LossNotFinite
@@ -40,9 +41,18 @@ def test_ranks_follow_one_rank_and_back_ends_agree(
     pool_of: PoolOf, one_rank: list[float], ranks: int
 ) -> None:
     alltoall = run(pool_of, ranks)
-    assert alltoall == run(pool_of, ranks, dispatcher="allgather")
+    for name in BACKENDS:
+        assert run(pool_of, ranks, dispatcher=name) == alltoall, name
     assert len(alltoall) == SMALL.steps
     assert alltoall == pytest.approx(one_rank, abs=FOLLOWS)
+
+
+def test_back_ends_agree_over_domains(pool_of: PoolOf) -> None:
+    """Four ranks as 2x2, in bf16, where the nested sum is other bits than the flat one."""
+    more = {"steps": 3, "dtype": "bfloat16", "top_k": 4}  # terms enough for the order to matter
+    found = {name: run(pool_of, 4, domain_size=2, dispatcher=name, **more) for name in BACKENDS}
+    assert len(set(map(tuple, found.values()))) == 1, found
+    assert found["alltoall"] != run(pool_of, 4, **more)
 
 
 def test_the_loss_falls(one_rank: list[float]) -> None:

@@ -26,10 +26,15 @@ def demo(
     out: Annotated[str, typer.Option(help="Folder for loss.png and one JSON file a run.")] = "out/demo",
     ranks: Annotated[int, typer.Option(help="Ranks to compare with one.")] = 4,
     steps: Annotated[int, typer.Option(help="Optimizer steps a run.")] = 60,
+    domain_size: Annotated[
+        int | None,
+        typer.Option(help="Ranks of a domain.", show_default="half of them, if even and more than 2"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Keys initial weights and batches.")] = 0,
 ) -> None:
     """Train the small language model on 1 rank, then on several with every dispatcher, and compare losses.
 
+    Every dispatcher must give the same losses to the bit, and one rank the same ones but for rounding.
     Exit codes: 0 the curves agree, 1 they do not or a rank failed, 2 bad usage.
     """
     from flexep.cli._plot import plot_losses
@@ -37,14 +42,16 @@ def demo(
     from flexep.training.launch import run_ranks
 
     try:
-        from flexep.training.config import (
-            TrainConfig,
-            dispatcher_names,
-        )  # NotBuilt without the compiled module
+        from flexep.dispatchers import BACKENDS  # NotBuilt without the compiled module
+        from flexep.training.config import TrainConfig
 
-        names = dispatcher_names()
-        configs = [TrainConfig(ranks=1, dispatcher=names[-1], steps=steps, seed=seed)]
-        configs += [TrainConfig(ranks=ranks, dispatcher=name, steps=steps, seed=seed) for name in names]
+        if domain_size is None:
+            domain_size = ranks // 2 if ranks > 2 and ranks % 2 == 0 else ranks
+        same: dict[str, Any] = {"steps": steps, "seed": seed}
+        configs = [TrainConfig(ranks=1, dispatcher=next(iter(BACKENDS)), **same)]
+        configs += [
+            TrainConfig(ranks=ranks, domain_size=domain_size, dispatcher=name, **same) for name in BACKENDS
+        ]
         folder = make_folder("out", out)
         reports: dict[str, dict[str, Any]] = {}
         for config in configs:
@@ -56,15 +63,21 @@ def demo(
         print(f"flexep demo: {error}", file=sys.stderr)
         raise typer.Exit(2 if isinstance(error, (ArgumentError, NotBuilt)) else 1) from None
 
-    one_rank = next(iter(reports.values()))["losses"]
+    one_rank, first, *_ = (report["losses"] for report in reports.values())
+    unequal = [
+        label for label, report in reports.items() if report["ranks"] > 1 and report["losses"] != first
+    ]
     apart = {label: largest_gap(report["losses"], one_rank) for label, report in reports.items()}
     plot_losses(
         folder / "loss.png", {label: report["losses"] for label, report in reports.items()}, TOLERANCE
     )
-    _print_table(reports, apart)
+    _print_table(reports, apart, unequal)
     console(None).print(f"picture: {folder / 'loss.png'}   data: {folder}/*.json")
     if max(apart.values()) > TOLERANCE:
         print(f"flexep demo: loss curves are further apart than {TOLERANCE:g}", file=sys.stderr)
+        raise typer.Exit(1)
+    if unequal:
+        print(f"flexep demo: other bits than the first dispatcher's: {', '.join(unequal)}", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -73,14 +86,23 @@ def largest_gap(losses: list[float], reference: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(losses, reference, strict=True))
 
 
-def _print_table(reports: dict[str, dict[str, Any]], apart: dict[str, float]) -> None:
+def _print_table(reports: dict[str, dict[str, Any]], apart: dict[str, float], unequal: list[str]) -> None:
     from rich.table import Table
 
-    table = Table("dispatcher", "ranks", "last loss", "tokens/s", "seconds", "gap to 1 rank", "")
+    table = Table(
+        "dispatcher", "ranks", "domains", "last loss", "tokens/s", "seconds", "gap to 1 rank", "same bits", ""
+    )
     for label, report in reports.items():
         table.add_row(
-            report["dispatcher"], str(report["ranks"]), f"{report['losses'][-1]:.4f}",
+            report["dispatcher"], str(report["ranks"]), _shape(report), f"{report['losses'][-1]:.4f}",
             f"{report['tokens_per_second']:,.0f}", f"{report['seconds']:.1f}", f"{apart[label]:.1e}",
+            "" if report["ranks"] == 1 else "NO" if label in unequal else "yes",
             "ok" if apart[label] <= TOLERANCE else "APART",
         )  # fmt: skip
     console(None).print(table)
+
+
+def _shape(report: dict[str, Any]) -> str:
+    """Domains x ranks of a run."""
+    size = report["config"]["domain_size"] or report["ranks"]
+    return f"{report['ranks'] // size}x{size}"

@@ -26,7 +26,10 @@ def train(
     ranks: Annotated[
         int | None, typer.Option(help="Processes; under torchrun its own count.", show_default="1")
     ] = None,
-    dispatcher: Annotated[str, typer.Option(help="allgather, alltoall or auto.")] = "auto",
+    dispatcher: Annotated[str, typer.Option(help="allgather, alltoall, deepep, hybridep or auto.")] = "auto",
+    domain_size: Annotated[
+        int | None, typer.Option(help="Ranks of a domain.", show_default="one domain")
+    ] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 60,
     seed: Annotated[int, typer.Option(help="Keys initial weights and batches.")] = 0,
     hidden: Annotated[int, typer.Option(help="Width of the model, a multiple of 32.")] = 128,
@@ -66,7 +69,7 @@ def train(
             device=device, ranks=launched or (1 if ranks is None else ranks), dispatcher=dispatcher,
             steps=steps, seed=seed, hidden=hidden, inner=inner, layers=layers, experts=experts, top_k=top_k,
             seq=seq, batch=batch, lr=lr, dtype=dtype or ("bfloat16" if device == "cuda" else "float32"),
-            layout=layout, weights_at=weights_at,
+            layout=layout, weights_at=weights_at, domain_size=domain_size,
         )  # fmt: skip
         if launched is None:
             run_ranks(device, config.ranks, train_rank, config, json, True)

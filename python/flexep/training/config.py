@@ -16,11 +16,6 @@ LAYOUTS = ("expert_major", "flat")
 DEVICES = ("cpu", "cuda")
 
 
-def dispatcher_names() -> list[str]:
-    """The back ends that can be asked for by name."""
-    return [name for name in BACKENDS if name != "auto"]
-
-
 @dataclass(frozen=True)
 class TrainConfig:
     """One training run. `batch` counts sequences over all ranks, so that ranks never change what is learnt.
@@ -45,6 +40,7 @@ class TrainConfig:
     dtype: str = "float32"
     layout: str = "expert_major"
     weights_at: str = "expert"
+    domain_size: int | None = None
 
     def __post_init__(self) -> None:
         for argument in ("ranks", "steps", "hidden", "inner", "layers", "experts", "top_k", "seq", "batch"):
@@ -58,12 +54,15 @@ class TrainConfig:
             raise ArgumentError("hidden", self.hidden, f"a multiple of {HEAD_DIM}, the width of a head")
         if self.top_k > self.experts:
             raise ArgumentError("top_k", self.top_k, f"at most experts = {self.experts}")
+        size = self.domain_size
+        if size is not None and (size < 1 or self.ranks % size):
+            raise ArgumentError("domain_size", size, f"None or a divisor of the {self.ranks} ranks")
         choices = {
             "device": DEVICES,
             "dtype": tuple(DTYPES),
             "layout": LAYOUTS,
             "weights_at": WEIGHTS_AT,
-            "dispatcher": ("auto", *dispatcher_names()),
+            "dispatcher": ("auto", *BACKENDS),
         }
         for argument, allowed in choices.items():
             if getattr(self, argument) not in allowed:

@@ -85,6 +85,7 @@ def make_dispatcher(config: TrainConfig, group: flexep.Group) -> flexep.Dispatch
         backend=config.dispatcher,
         dtype=DTYPES[config.dtype],
         layout=config.layout,
+        domain_size=config.domain_size,
     )
 
 
