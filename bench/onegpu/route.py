@@ -1,9 +1,8 @@
 """The router on one GPU: `python -m bench.onegpu.route` prints one JSON line a measurement.
 
-A measurement is a CUDA graph of calls, one for each of as many sets of logits as exceed the L2 cache several times, so
-that no call finds its logits there; `median_us` is the median replay over the number of calls. `ratio_to_copy` is the
-time of a device-to-device copy of the bytes that must move (logits read; ids, weights and, if asked for,
-probabilities written) over that: at these sizes a router is bound by latency, not by bytes. Beside it: the same in
+Calls of a measurement rotate among sets of logits which together are several times the L2 cache. `ratio_to_copy` is the
+time of a device-to-device copy of the bytes that must move (logits read; ids, weights and, if asked for, probabilities
+written) over the median: at these sizes a router is bound by launch and latency, not by bytes. Beside ours: the same in
 torch (softmax or sigmoid, topk, renormalisation), the composition of flexep.moe, and Transformer Engine's fused router
 if it is there.
 """
@@ -31,15 +30,10 @@ KINDS: dict[str, dict[str, Any]] = {
 Call = Callable[[torch.Tensor], object]
 
 
-def time_calls(call: Call, logits: list[torch.Tensor]) -> float:
-    """Microseconds a call."""
-    return median_us(lambda: [call(each) for each in logits]) / len(logits)
-
-
 def report(
     op: str, kind: str, library: str, tokens: int, moved: int, call: Call, sets: list[torch.Tensor]
 ) -> None:
-    took = time_calls(call, sets)
+    took = median_us([lambda each=each: call(each) for each in sets])
     emit(
         op=op, kind=kind, tokens=tokens, hidden=0, alignment=0, experts=E, top_k=K, dtype=str(sets[0].dtype),
         median_us=took, ratio_to_copy=copy_us(moved) / took, library=library,
