@@ -16,25 +16,26 @@ class Hops:
     """The two hops of a rank's metadata: over the rail to the relays, then from each relay to its domain. int32.
 
     Attributes:
-        rail_token [X]: token of each record sent over the rail, by destination domain.
+        rail_token, rail_domain [X]: token of each record sent over the rail, and the domain it goes to, ascending.
         slot_domain [T, K]: domain of each slot, -1 empty or dropped.
-        relay_member [Q, K]: index in this domain of each slot of a relayed record, -1 elsewhere.
-        member_record [Y]: relayed record behind each record sent inside the domain, by member.
+        relay_slot [Q, K]: index in this domain of each slot of a relayed record, -1 elsewhere.
+        member_record, member [Y]: relayed record behind each record sent inside the domain, and the index it goes to,
+            ascending.
         order [N]: place, among the arrived records, of each one in (source rank, token) order; int64.
-        rail_out, rail_in, member_out, member_in: records to and from each rank, R each.
-        domain_size: ranks of a domain.
+        rail_out, rail_in, member_out, member_in [R]: records to and from each rank.
     """
 
     rail_token: torch.Tensor
+    rail_domain: torch.Tensor
     slot_domain: torch.Tensor
-    relay_member: torch.Tensor
+    relay_slot: torch.Tensor
     member_record: torch.Tensor
+    member: torch.Tensor
     order: torch.Tensor
-    rail_out: tuple[int, ...]
-    rail_in: tuple[int, ...]
-    member_out: tuple[int, ...]
-    member_in: tuple[int, ...]
-    domain_size: int
+    rail_out: torch.Tensor
+    rail_in: torch.Tensor
+    member_out: torch.Tensor
+    member_in: torch.Tensor
 
 
 @dataclass(frozen=True)

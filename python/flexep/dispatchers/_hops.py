@@ -16,6 +16,7 @@ import torch
 from flexep._native.plan import Assigned
 from flexep.indexing import take_rows
 from flexep.transport.collectives import Collectives
+from flexep.transport.window import Window
 from flexep.types import Hops, Route
 
 
@@ -75,15 +76,16 @@ def exchange_meta(
         base = from_domains.cumsum(0).to(torch.int32)
         hops = Hops(
             rail_token=torch.cat(rail_tokens[i]).to(torch.int32),
+            rail_domain=_numbered(rail_tokens[i]),
             slot_domain=slot_domains[i],
-            relay_member=member_K,
+            relay_slot=member_K,
             member_record=torch.cat(member_rows[i]).to(torch.int32),
+            member=_numbered(member_rows[i]),
             order=order,
-            rail_out=rail_out[i],
-            rail_in=rail_in[i],
-            member_out=member_out[i],
-            member_in=member_in[i],
-            domain_size=size,
+            rail_out=_splits(rail_out[i], device),
+            rail_in=_splits(rail_in[i], device),
+            member_out=_splits(member_out[i], device),
+            member_in=_splits(member_in[i], device),
         )
         relay = Relay(relayed[i][:, 0].contiguous(), base, _distinct(member_K, size), hops)
         out.append((arrived[i][order], relay))
@@ -91,69 +93,62 @@ def exchange_meta(
 
 
 def deliver_slots(
-    collectives: Collectives, routes: Sequence[Route], values: Sequence[torch.Tensor], op: str
+    window: Window, routes: Sequence[Route], values: Sequence[torch.Tensor], op: str
 ) -> list[torch.Tensor]:
     """fp32 [T, K] of each hosted rank -> [N, K] beside its received rows; other ranks' slots carry anything."""
     hops = [_hops(route) for route in routes]
     sends = [take_rows(v, h.rail_token, 0.0) for v, h in zip(values, hops, strict=True)]
-    relayed = collectives.all_to_all(
-        sends, [h.rail_out for h in hops], [h.rail_in for h in hops], _rail_op(op)
+    relayed = [v.new_empty(h.relay_slot.shape) for v, h in zip(values, hops, strict=True)]
+    window.exchange_records(
+        sends, [h.rail_out for h in hops], relayed, [h.rail_in for h in hops], _rail_op(op)
     )
     sends = [take_rows(v, h.member_record, 0.0) for v, h in zip(relayed, hops, strict=True)]
-    arrived = collectives.all_to_all(sends, [h.member_out for h in hops], [h.member_in for h in hops], op)
+    arrived = [v.new_empty((h.order.shape[0], v.shape[1])) for v, h in zip(values, hops, strict=True)]
+    window.exchange_records(sends, [h.member_out for h in hops], arrived, [h.member_in for h in hops], op)
     return [a[h.order] for a, h in zip(arrived, hops, strict=True)]
 
 
 def collect_slots(
-    collectives: Collectives, routes: Sequence[Route], values: Sequence[torch.Tensor], op: str
+    window: Window, routes: Sequence[Route], values: Sequence[torch.Tensor], op: str
 ) -> list[torch.Tensor]:
     """fp32 [N or more, K] beside received rows -> [T, K] at home; 0 for empty and dropped slots."""
-    hops = [_hops(route) for route in routes]
-    sends = []
-    for v, h in zip(values, hops, strict=True):
-        received = h.order.shape[0]
-        send = v.new_empty((received, v.shape[1]))
-        send[h.order] = v[:received]
-        sends.append(send)
-    back = collectives.all_to_all(sends, [h.member_in for h in hops], [h.member_out for h in hops], op)
-    merged = [
-        _merge(
-            v,
-            h.member_record,
-            h.member_out,
-            h.relay_member,
-            [peer % h.domain_size for peer in range(len(h.member_out))],
-        )
-        for v, h in zip(back, hops, strict=True)
-    ]
-    home = collectives.all_to_all(merged, [h.rail_in for h in hops], [h.rail_out for h in hops], _rail_op(op))
-    return [
-        _merge(
-            v,
-            h.rail_token,
-            h.rail_out,
-            h.slot_domain,
-            [peer // h.domain_size for peer in range(len(h.rail_out))],
-        )
-        for v, h in zip(home, hops, strict=True)
-    ]
+    hops, K = [_hops(route) for route in routes], values[0].shape[1]
+    sends = [_unordered(v, h.order) for v, h in zip(values, hops, strict=True)]
+    back = [v.new_empty((h.member.shape[0], K)) for v, h in zip(values, hops, strict=True)]
+    window.exchange_records(sends, [h.member_in for h in hops], back, [h.member_out for h in hops], op)
+    merged = [_merge(v, h.member_record, h.member, h.relay_slot) for v, h in zip(back, hops, strict=True)]
+    home = [v.new_empty((h.rail_token.shape[0], K)) for v, h in zip(values, hops, strict=True)]
+    window.exchange_records(merged, [h.rail_in for h in hops], home, [h.rail_out for h in hops], _rail_op(op))
+    return [_merge(v, h.rail_token, h.rail_domain, h.slot_domain) for v, h in zip(home, hops, strict=True)]
+
+
+def _unordered(values_NK: torch.Tensor, order_N: torch.Tensor) -> torch.Tensor:
+    """Values in (source rank, token) order, back to the order in which their records came."""
+    out = values_NK.new_empty((order_N.shape[0], values_NK.shape[1]))
+    out[order_N] = values_NK[: order_N.shape[0]]
+    return out
 
 
 def _merge(
-    values: torch.Tensor,
-    record: torch.Tensor,
-    splits: Sequence[int],
-    owner_NK: torch.Tensor,
-    owner_of_peer: Sequence[int],
+    values_MK: torch.Tensor, record_M: torch.Tensor, owner_M: torch.Tensor, owner_NK: torch.Tensor
 ) -> torch.Tensor:
-    """Per-slot values that came back by peer, each slot from its owner, put where their records came from."""
-    out, begin = values.new_zeros(owner_NK.shape), 0
-    for peer, count in enumerate(splits):
-        at = record[begin : begin + count].long()
-        mine = owner_NK[at] == owner_of_peer[peer]
-        out[at] = torch.where(mine, values[begin : begin + count], out[at])
-        begin += count
-    return out
+    """fp32 [N, K]: each slot's value from the one record of its owner, 0 where nobody owns the slot.
+
+    Added as integers, of which all but one are zero: exact, whatever the order, and the sign of a zero stays.
+    """
+    mine_MK = owner_NK[record_M.long()] == owner_M[:, None]
+    bits_MK = torch.where(mine_MK, values_MK.view(torch.int32), 0)
+    out_NK = bits_MK.new_zeros(owner_NK.shape).index_add_(0, record_M.long(), bits_MK)
+    return out_NK.view(torch.float32)
+
+
+def _numbered(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """int32: for every entry of the parts, one after the other, the number of its part."""
+    return torch.cat([torch.full_like(part, number, dtype=torch.int32) for number, part in enumerate(parts)])
+
+
+def _splits(splits: Sequence[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(splits, dtype=torch.int32, device=device)
 
 
 def _rail_records(

@@ -246,9 +246,7 @@ class OneSidedBackend(Backend):
     def deliver_slots(self, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
         out = [v.new_zeros((route.num_flat, v.shape[1])) for v, route in zip(values, routes, strict=True)]
         if self._has_relays:
-            for here, value in zip(
-                out, hops.deliver_slots(self.collectives, routes, values, op), strict=True
-            ):
+            for here, value in zip(out, hops.deliver_slots(self.window, routes, values, op), strict=True):
                 here[: value.shape[0]] = value
         else:
             sends = [take_rows(v, _sent(route), 0.0) for v, route in zip(values, routes, strict=True)]
@@ -258,7 +256,7 @@ class OneSidedBackend(Backend):
 
     def collect_slots(self, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
         if self._has_relays:
-            return hops.collect_slots(self.collectives, routes, values, op)
+            return hops.collect_slots(self.window, routes, values, op)
         peers = [_one_sided(route) for route in routes]
         back = [
             v.new_empty((_sent(route).shape[0], v.shape[1])) for v, route in zip(values, routes, strict=True)
