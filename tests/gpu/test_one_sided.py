@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -116,3 +118,50 @@ def test_counters_are_those_of_the_cpu() -> None:
         seen.append({op: (t.calls, t.remote_rows, t.rail_rows, t.rail_bytes) for op, t in ep.traffic.items()})
     assert seen[0] == seen[1]
     assert seen[0]["dispatch.rows"][2] > 0
+
+
+def host_waits(fn: Callable[[], object]) -> list[str]:
+    """Calls of the CUDA runtime inside `fn` by which the host waits for the device, from a profiler's trace."""
+    with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
+        torch.cuda._sleep(1000)  # something for the trace to hold, whatever fn does
+        with torch.profiler.record_function("inside"):
+            fn()
+    events = list(profile.events())
+    inside = next(e.time_range for e in events if e.name == "inside")
+    runtime = [e for e in events if e.name.startswith("cuda")]
+    assert any(e.name.startswith("cudaLaunch") for e in runtime), (
+        "the trace holds no launch: it proves nothing"
+    )
+    return [
+        e.name
+        for e in runtime
+        if ("Synchronize" in e.name or e.name == "cudaMemcpy")
+        and inside.start <= e.time_range.start <= inside.end
+    ]
+
+
+@pytest.mark.parametrize("backend", ["deepep", "hybridep"])
+def test_a_trace_shows_no_host_wait_in_static_mode_nor_in_any_backward(backend: str) -> None:
+    group = flexep.Group.local(4, "cuda")
+    static = flexep.Dispatcher(group, backend=backend, capacity=2.0, overflow="drop", **SHAPE)
+    exact = flexep.Dispatcher(group, backend=backend, domain_size=2, **SHAPE)
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    idx = [torch.randint(-1, 9, (30, 3), device="cuda", generator=generator) for _ in range(4)]
+    x, weights = (
+        [torch.randn(30, width, device="cuda", generator=generator, dtype=dtype) for _ in range(4)]
+        for width, dtype in ((64, torch.bfloat16), (3, torch.float32))
+    )
+
+    def forward(ep: flexep.Dispatcher) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        leaves = [t.detach().requires_grad_() for t in (*x, *weights)]
+        r = ep.dispatch(leaves[:4], idx, leaves[4:])
+        return leaves, ep.combine([one.x for one in r], [one.handle for one in r], [one.weights for one in r])
+
+    for ep in (static, exact):
+        forward(ep)
+    assert host_waits(lambda: forward(static)) == []
+    assert "cudaStreamSynchronize" in host_waits(lambda: forward(exact)), "exact sizes are read by the host"
+    for ep in (static, exact):
+        leaves, z = forward(ep)
+        ones = [torch.ones_like(one) for one in z]
+        assert host_waits(lambda: torch.autograd.grad(z, leaves, ones)) == []  # noqa: B023
