@@ -30,12 +30,15 @@ def pool() -> Iterator[RankPool]:
     [
         *(replace(TINY, routing=name) for name in ROUTING_NAMES),
         replace(TINY, layout="flat"),
+        replace(TINY, domain_size=1),
         replace(TINY, weights="combine", dtype="fp32"),
         replace(TINY, mode="capacity", capacity=1.5),
         replace(TINY, mode="capacity", capacity=1.1, routing="hot", alignment=4),
         replace(TINY, fresh=False, routing="W6", weights="combine"),
     ],
-    ids=lambda case: f"{case.routing}-{case.layout}-{case.mode}-{case.weights}-{case.fresh}",
+    ids=lambda case: (
+        f"{case.routing}-{case.layout}-{case.mode}-{case.weights}-{case.fresh}-{case.domain_size}"
+    ),
 )
 def test_every_column_is_right(pool: RankPool, case: BenchCase) -> None:
     pool.run(rank.start, case)

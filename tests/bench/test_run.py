@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
 import flexep
+from flexep.benchmark import rank
 from flexep.benchmark import run as driver
 from flexep.benchmark.case import BenchCase
+from flexep.benchmark.rank import Column
 from flexep.benchmark.run import quantile, run
 from flexep.testing.pool import RankPool
+from flexep.testing.worker import RankContext
 from tests.bench import plants
 
 FIELDS = [
@@ -67,6 +71,9 @@ def test_bytes_are_those_of_the_closed_form(result: dict[str, Any]) -> None:
         ("alltoall", "dispatch", deduplicated + meta),
         ("alltoall", "combine", deduplicated),
         ("alltoall", "roundtrip", 2 * deduplicated + meta),
+        ("deepep", "dispatch", deduplicated + meta),
+        ("deepep", "combine", deduplicated),
+        ("hybridep", "roundtrip", 2 * deduplicated + meta),
         ("allgather", "dispatch", T * (R - 1) * (ROW + 4 * K)),
         ("allgather", "combine", R * deduplicated),  # a block of T R P partial rows to R - 1 peers
         ("all_to_all_single", "dispatch", one_each),
@@ -84,6 +91,40 @@ def test_the_floor_is_the_plans_and_everybodys(result: dict[str, Any]) -> None:
         times = 2 if r["op"] == "roundtrip" else 1
         assert r["floor_us"] == times * row(result, "alltoall", "dispatch")["floor_us"]
     assert row(result, "alltoall", "dispatch")["floor_us"] == pytest.approx(want, rel=0.02)
+
+
+def test_the_plan_is_a_part_of_dispatch(result: dict[str, Any]) -> None:
+    assert [plan["dispatcher"] for plan in result["plan"]] == [*flexep.BACKENDS, "all_to_all_single"]
+    for plan in result["plan"]:
+        trip = row(result, plan["dispatcher"], "roundtrip")["median_us"]
+        assert 0 < plan["median_us"] <= plan["p99_us"]
+        assert plan["of_roundtrip"] == pytest.approx(plan["median_us"] / trip)
+
+
+def test_a_plan_moves_no_rows_and_leaves_the_dispatcher_as_it_was() -> None:
+    case = replace(TINY, ranks=3, experts=6, domain_size=1, dispatchers=tuple(flexep.BACKENDS))
+    with RankPool(3) as pool:
+        pool.run(rank.start, case)
+        for column in [*(("flexep", name) for name in flexep.BACKENDS), ("torch", "all_to_all_single")]:
+            pool.run(rank.call, "open", column)
+            pool.run(rank.call, "measure", column, rank.PLAN, 2)
+            for rows, others in pool.run(planned_bytes, column):
+                assert (rows, others > 0) == (0, True)
+            assert pool.run(rank.call, "check", column) == [[]] * 3
+
+
+def planned_bytes(ctx: RankContext, column: Column) -> tuple[int, int]:
+    """Bytes of rows, and of everything else, that a rank has sent."""
+    assert rank._bench is not None
+    sent = rank._bench.libraries[column].sent()
+    rows = sum(both.remote_bytes for name, both in sent.items() if name.endswith(".rows"))
+    return rows, sum(both.remote_bytes for both in sent.values()) - rows
+
+
+def test_cached_plans_have_no_plan_to_time() -> None:
+    found = run(replace(TINY, fresh=False), copy_bytes=1 << 20)
+    assert found["plan"] == []
+    assert found["problems"] == []
 
 
 def test_speedup_is_over_the_baseline_of_the_run(result: dict[str, Any]) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import flexep
 from flexep.benchmark import run as driver
 from flexep.benchmark.case import BenchCase
 from flexep.cli._bench_report import BAR, bar
+from flexep.cli.bench import _names
 from flexep.cli.main import app
 from flexep.testing.pool import RankPool
 from tests.bench import plants
@@ -35,6 +37,8 @@ def test_json_on_standard_output_and_a_picture(tmp_path: Path) -> None:
     found = json.loads(result.stdout)
     assert all(row["checked"] for row in found["results"])
     assert "all results right" in result.stderr
+    assert "x floor" in result.stderr
+    assert "plan, inside dispatch" in result.stderr
     assert found["command"] in result.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -59,6 +63,7 @@ def test_a_failed_check_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, tmp_path
             seed=9, time_limit=0.5, pairs=3,
         ),
         BenchCase(dispatchers=(), weights="combine"),
+        BenchCase(dispatchers=("hybridep",), domain_size=2),
     ],
 )  # fmt: skip
 def test_the_printed_command_repeats_the_case(monkeypatch: pytest.MonkeyPatch, case: BenchCase) -> None:
@@ -83,6 +88,7 @@ def test_the_printed_command_repeats_the_case(monkeypatch: pytest.MonkeyPatch, c
         (["--device", "tpu"], "device = 'tpu'"),
         (["--device", "cuda", "--ranks", "1000"], "1000 ranks"),
         (["--hidden", "7"], "hidden = 7"),
+        (["--domain-size", "3"], "domain_size = 3"),
         (["--routing", "W9"], "routing = 'W9'"),
         (["--plot", "out.pdf"], "plot = 'out.pdf'"),
         (["--tokens", "many"], "--tokens"),
@@ -92,6 +98,11 @@ def test_bad_usage_is_named(args: list[str], named: str) -> None:
     result = runner.invoke(app, ["bench", *args])
     assert result.exit_code == 2
     assert named in result.stderr
+
+
+def test_all_are_those_that_run_on_the_device() -> None:
+    assert _names("dispatchers", "all", "cpu") == tuple(flexep.BACKENDS)
+    assert _names("dispatchers", "all", "cuda") == ("allgather", "alltoall")
 
 
 def test_bars_have_the_length_of_their_share() -> None:

@@ -24,19 +24,21 @@ class BenchCase:
 
     mode: exact (sizes from a host wait) or capacity (static sizes of `capacity` times tokens * top_k rows a
     rank, overflow dropped). fresh: every dispatch plans anew; else they use one handle. weights: combine
-    multiplies rows by their routing weights, or none exist. time_limit: seconds that one library may take for
+    multiplies rows by their routing weights, or none exist. domain_size: ranks of a domain, as the dispatchers take
+    it. time_limit: seconds that one library may take for
     one operation; at least MIN_SAMPLES are taken whatever it says. pairs: the longest chained run.
     """
 
     device: str = "cpu"
     ranks: int = 4
-    dispatchers: tuple[str, ...] = ("allgather", "alltoall")
+    dispatchers: tuple[str, ...] = tuple(flexep.BACKENDS)
     baselines: tuple[str, ...] = BASELINES
     tokens: int = 2048
     hidden: int = 1024
     experts: int = 64
     top_k: int = 8
     dtype: str = "bf16"
+    domain_size: int | None = None
     routing: str = "uniform"
     layout: str = "expert_major"
     mode: str = "exact"
@@ -76,7 +78,7 @@ class BenchCase:
         DispatcherConfig(
             num_ranks=world.num_ranks, num_experts=world.num_experts, hidden=world.hidden, top_k=world.top_k,
             max_tokens=world.max_tokens, backend="alltoall", dtype=world.dtype, wire=None, combine_wire=None,
-            domain_size=None, layout=world.layout, alignment=world.alignment, capacity=world.capacity,
+            domain_size=self.domain_size, layout=world.layout, alignment=world.alignment, capacity=world.capacity,
             overflow="drop", num_sms=None, timeout=1.0, placement=world.placement, reduction="ordered",
         )  # fmt: skip
 
@@ -92,7 +94,7 @@ class BenchCase:
         return Case(
             ranks=self.ranks, experts=self.experts, hidden=self.hidden, top_k=self.top_k, tokens=self.tokens,
             seed=self.seed, routing=routing, alignment=self.alignment, layout=self.layout,
-            y_layout=self.layout, weights=self.weights, dtype=self.dtype,
+            y_layout=self.layout, weights=self.weights, dtype=self.dtype, domain_size=self.domain_size,
         )  # fmt: skip
 
     @property
@@ -112,6 +114,8 @@ class BenchCase:
             value = getattr(self, field.name)
             if field.name == "fresh":
                 words.append("--fresh" if value else "--cached")
+                continue
+            if value is None:
                 continue
             text = (",".join(value) or "none") if isinstance(value, tuple) else str(value)
             words += [f"--{field.name.replace('_', '-')}", text]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
+from unittest import mock
 
 import torch
 
 import flexep
 from flexep.benchmark.case import BenchCase
+from flexep.dispatchers.backend import Delivered as Rows
 from flexep.ref import World
 from flexep.testing.worker import RankContext
 
@@ -60,6 +62,10 @@ class Library(ABC):
     world: World
 
     @abstractmethod
+    def plan(self, step: int) -> None:
+        """What a dispatch with fresh routing does before rows move."""
+
+    @abstractmethod
     def dispatch(self, step: int) -> Delivered:
         """Brings the tokens of `step` to their experts; plans anew unless the case says cached."""
 
@@ -89,13 +95,19 @@ class FlexEP(Library):
             ctx.group, num_experts=world.num_experts, hidden=world.hidden, top_k=world.top_k,
             max_tokens=world.max_tokens, backend=dispatcher, dtype=world.dtype, layout=world.layout,
             alignment=world.alignment, capacity=world.capacity, overflow="drop", placement=world.placement,
-            timeout=TIMEOUT,
+            domain_size=world.domain_size, timeout=TIMEOUT,
         )  # fmt: skip
         self._steps = steps
         self._handles = [] if case.fresh else [self._plan(routed).handle for routed in steps]
 
     def _plan(self, routed: Routed) -> Any:
         return self._ep.dispatch(routed.x, routed.topk_idx, routed.weights)
+
+    def plan(self, step: int) -> None:
+        """Rows stay where they are, on every rank alike: a dispatch whose back end delivers none."""
+        backend, nothing = self._ep._alive().backend, self._steps[step].x[:0]
+        with mock.patch.object(backend, "deliver", return_value=Rows([nothing], None)):
+            self._plan(self._steps[step])
 
     def dispatch(self, step: int) -> Any:
         routed = self._steps[step]

@@ -17,6 +17,7 @@ from flexep.benchmark.torch_baseline import TorchBaseline
 from flexep.testing.worker import RankContext
 
 OPS = ("dispatch", "combine", "roundtrip")
+PLAN = "plan"  # the part of a fresh dispatch that comes before its rows
 Column = tuple[str, str]  # (library, dispatcher)
 
 
@@ -90,8 +91,10 @@ class RankBench:
         return best
 
     def measure(self, column: Column, op: str, count: int) -> Times:
-        """Dispatch or combine alone, each call behind a gate."""
+        """A plan, dispatch or combine alone, each call behind a gate."""
         library, step = self.libraries[column], self._step()
+        if op == PLAN:
+            return gated(lambda: library.plan(step), count, self.ctx.device)
         if op == "dispatch":
             return gated(lambda: library.dispatch(step), count, self.ctx.device)
         delivered = library.dispatch(step)
@@ -122,8 +125,8 @@ class RankBench:
         return step, delivered, library.combine(delivered.x, delivered)
 
     def sent(self, column: Column) -> dict[str, tuple[float, float]]:
-        """(remote, logical) bytes of every message in one roundtrip, averaged over the steps; counted, not
-        computed."""
+        """(remote, logical) bytes of every message that this rank moved in one roundtrip, averaged over the steps;
+        counted, not computed."""
         library = self.libraries[column]
         before = library.sent()
         for step in range(self.case.steps):

@@ -12,7 +12,7 @@ from typing import Any
 from flexep.benchmark import rank
 from flexep.benchmark.case import BenchCase
 from flexep.benchmark.machine import COPY_BYTES, copy_facts, load, machine_facts, versions
-from flexep.benchmark.rank import OPS, Column, Facts
+from flexep.benchmark.rank import OPS, PLAN, Column, Facts
 from flexep.testing.pool import RankPool
 
 TURNS = 4  # on the CPU columns take turns in every operation, so that a neighbour's work slows all alike
@@ -45,7 +45,7 @@ class Run:
         for column in self.columns:
             yield f"{column[1]}: check", partial(self._open, column)
         for turn in range(self.turns):
-            for op in OPS:
+            for op in (*((PLAN,) if self.case.fresh else ()), *OPS):
                 for column in self.columns:
                     word = f"{column[1]}: {op} ({turn + 1} of {self.turns})"
                     yield word, partial(self._measure, column, op)
@@ -96,16 +96,32 @@ class Run:
                 details.append(detail)
         return results, details
 
+    def plans(self) -> list[dict[str, Any]]:
+        """What a fresh dispatch spends before its rows move, beside the roundtrip that it is a part of."""
+        found = []
+        for column in self.columns if self.case.fresh else ():
+            median_us, p99_us = self._times(column, PLAN)
+            found.append({
+                "library": column[0], "dispatcher": column[1], "median_us": median_us, "p99_us": p99_us,
+                "of_roundtrip": median_us / self._times(column, "roundtrip")[0],
+            })  # fmt: skip
+        return found
+
+    def _times(self, column: Column, op: str) -> tuple[float, float]:
+        """Median and p99 in microseconds."""
+        samples = self.samples[column, op]
+        if op == "roundtrip":  # a chain has no slowest rank: all run at one pace
+            by_rank = [sorted(times) for times in zip(*samples, strict=True)]
+            median, p99 = (statistics.median(quantile(t, q) for t in by_rank) for q in (0.5, 0.99))
+            return median, p99
+        slowest = sorted(max(each) for each in samples)
+        return quantile(slowest, 0.5), quantile(slowest, 0.99)
+
     def _row(
         self, column: Column, op: str, sent: list[dict[str, tuple[float, float]]], floor_us: float
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         case, facts, samples = self.case, self.facts[column], self.samples[column, op]
-        if op == "roundtrip":  # a chain has no slowest rank: all run at one pace
-            by_rank = [sorted(times) for times in zip(*samples, strict=True)]
-            median_us, p99_us = (statistics.median(quantile(t, q) for t in by_rank) for q in (0.5, 0.99))
-        else:
-            slowest = sorted(max(each) for each in samples)
-            median_us, p99_us = quantile(slowest, 0.5), quantile(slowest, 0.99)
+        median_us, p99_us = self._times(column, op)
         mine = [
             {name: b for name, b in each.items() if op in ("roundtrip", name.split(".")[0])} for each in sent
         ]
@@ -141,8 +157,8 @@ def quantile(ordered: list[float], q: float) -> float:
 def run(case: BenchCase, progress: Progress | None = None, copy_bytes: int = COPY_BYTES) -> dict[str, Any]:
     """Measures the case; `progress(what, done, total)` is called before every step.
 
-    Returns the JSON result: `results` (fields of the benchmark contract), `details`, `speedup` over each baseline,
-    `problems` (what the checks found), and the facts of the run.
+    Returns the JSON result: `results` (fields of the benchmark contract), `details`, `plan` (see Run.plans), `speedup`
+    over each baseline, `problems` (what the checks found), and the facts of the run.
     """
     started, load_before = time.monotonic(), load()
     say = progress or (lambda what, done, total: None)
@@ -156,6 +172,7 @@ def run(case: BenchCase, progress: Progress | None = None, copy_bytes: int = COP
             say(what, done, len(steps))
             act()
         results, details = one.rows()
+        plans = one.plans()
         one.ranks("close")
         say("done", len(steps), len(steps))
     return {
@@ -164,8 +181,10 @@ def run(case: BenchCase, progress: Progress | None = None, copy_bytes: int = COP
         "machine": {**machine_facts(case.device), "load_before": load_before, "load_after": load()},
         "copy": copy,
         "seed": case.seed,
+        "domain_size": case.domain_size,
         "results": results,
         "details": details,
+        "plan": plans,
         "speedup": speedups(results),
         "problems": [f"{column[1]}: {text}" for column, texts in one.problems.items() for text in texts],
         "seconds": round(time.monotonic() - started, 1),

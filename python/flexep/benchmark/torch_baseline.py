@@ -57,7 +57,7 @@ class TorchBaseline(Library):
 
     def __init__(self, ctx: RankContext, case: BenchCase, steps: list[Routed]) -> None:
         self.wire = case.dtype
-        self.world = replace(case.world, capacity=None, layout="expert_major", alignment=1)
+        self.world = replace(case.world, capacity=None, layout="expert_major", alignment=1, domain_size=None)
         by_rank = [self.world.experts_of(rank) for rank in range(ctx.size)]
         order = torch.tensor([e for experts in by_rank for e in experts], device=ctx.device)
         self._place_E = torch.empty_like(order)
@@ -86,6 +86,9 @@ class TorchBaseline(Library):
             arrival=expert.argsort(stable=True),
             counts=theirs_RL.sum(0).int(),
         )
+
+    def plan(self, step: int) -> None:
+        self._plan(self._steps[step].topk_idx)
 
     def dispatch(self, step: int) -> _Delivered:
         routed = self._steps[step]

@@ -18,7 +18,10 @@ def show(result: dict[str, Any], out: Console) -> None:
 
     rows, machine, copy = result["results"], result["machine"], result["copy"]
     names = ("ranks", "tokens", "hidden", "experts", "top_k", "wire")
-    out.print("\n[bold]" + ", ".join(f"{name} {rows[0][name]}" for name in names) + "[/bold]")
+    said = [f"{name} {rows[0][name]}" for name in names]
+    if (size := result["domain_size"]) is not None:
+        said.insert(1, f"domains {rows[0]['ranks'] // size}x{size}")
+    out.print(f"\n[bold]{', '.join(said)}[/bold]")
     for library in dict.fromkeys(row["library"] for row in rows):
         row = next(row for row in rows if row["library"] == library)
         fresh = "fresh" if row["fresh"] else "cached"
@@ -31,6 +34,8 @@ def show(result: dict[str, Any], out: Console) -> None:
         f"load {machine['load_before']:.1f} before and {machine['load_after']:.1f} after[/dim]\n"
     )
     out.print(_table(result))
+    if result["plan"]:
+        out.print(_plans(result))
     for line in bars(rows):
         out.print(line)
     for text in result["problems"][:20]:
@@ -55,7 +60,7 @@ def _table(result: dict[str, Any]) -> Table:
     )
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", no_wrap=True)
-    for name in (*numbers, "of copy"):
+    for name in (*numbers, "x floor"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("right")
     for op in ("dispatch", "combine", "roundtrip"):
@@ -69,11 +74,26 @@ def _table(result: dict[str, Any]) -> Table:
                 *(["" if row["host_us"] is None else f"{row['host_us']:.0f}"] if with_host else []),
                 "" if speed is None else f"{speed:.2f}x",
                 f"{row['remote_bytes'] / 1e6:.2f}", f"{row['logical_bytes'] / 1e6:.2f}",
-                f"{row['ratio_to_copy_engine']:.3f}",
+                f"{row['median_us'] / row['floor_us']:.2f}" if row["floor_us"] else "",
                 "[green]yes[/green]" if row["checked"] else "[red]NO[/red]",
                 style="bold" if row["median_us"] == best else None,
             )  # fmt: skip
         table.add_row()
+    return table
+
+
+def _plans(result: dict[str, Any]) -> Table:
+    """The part of a fresh dispatch that comes before its rows."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("[bold]plan[/bold], inside dispatch", no_wrap=True)
+    for name in ("median ms", "p99 ms", "of roundtrip"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in result["plan"]:
+        share = f"{row['of_roundtrip']:.1%}"
+        table.add_row(f"  {_name(row)}", _ms(row["median_us"]), _ms(row["p99_us"]), share)
+    table.add_row()
     return table
 
 

@@ -26,13 +26,18 @@ def register(app: typer.Typer) -> None:
 def bench(
     device: Annotated[str, typer.Option(help="cpu (gloo) or cuda (NCCL, one GPU a rank).")] = "cpu",
     ranks: Annotated[int, typer.Option(help="Processes, all started here.")] = 4,
-    dispatchers: Annotated[str, typer.Option(help="all, none, or names separated by commas.")] = "all",
+    dispatchers: Annotated[
+        str, typer.Option(help="all (that run on the device), none, or names separated by commas.")
+    ] = "all",
     baselines: Annotated[str, typer.Option(help="torch, or none.")] = "torch",
     tokens: Annotated[int, typer.Option(help="Tokens a rank.")] = 2048,
     hidden: Annotated[int, typer.Option(help="Elements of a token.")] = 1024,
     experts: Annotated[int, typer.Option(help="Experts, over all ranks.")] = 64,
     top_k: Annotated[int, typer.Option(help="Experts a token.")] = 8,
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    domain_size: Annotated[
+        int | None, typer.Option(help="Ranks of a domain.", show_default="one domain")
+    ] = None,
     routing: Annotated[
         str, typer.Option(help="uniform, zipf, hot, or a named workload, W0 to W7.")
     ] = "uniform",
@@ -68,8 +73,8 @@ def bench(
 
         check_json(json)
         case = BenchCase(
-            device=device, ranks=ranks, dispatchers=_names("dispatchers", dispatchers),
-            baselines=_names("baselines", baselines),
+            device=device, ranks=ranks, dispatchers=_names("dispatchers", dispatchers, device),
+            baselines=_names("baselines", baselines, device), domain_size=domain_size,
             tokens=tokens, hidden=hidden, experts=experts, top_k=top_k, dtype=dtype, routing=routing,
             layout=layout, mode=mode, capacity=capacity, fresh=fresh, alignment=alignment, weights=weights,
             seed=seed, time_limit=time_limit, pairs=pairs,
@@ -88,10 +93,12 @@ def bench(
     raise typer.Exit(0 if all(row["checked"] for row in result["results"]) else 1)
 
 
-def _names(argument: str, text: str) -> tuple[str, ...]:
+def _names(argument: str, text: str, device: str) -> tuple[str, ...]:
     import flexep
+    from flexep.config import WINDOWED
 
-    return {"all": tuple(flexep.BACKENDS), "none": ()}.get(text, tuple(split_names(argument, text)))
+    known = tuple(name for name in flexep.BACKENDS if device == "cpu" or name not in WINDOWED)
+    return {"all": known, "none": ()}.get(text, tuple(split_names(argument, text)))
 
 
 def _check_place(device: str, ranks: int, plot: Path | None) -> None:
