@@ -8,6 +8,7 @@
 #include "ops/maps.h"
 #include "ops/rows.h"
 #include "ops/rows_cuda.h"
+#include "ops/segments.h"
 
 namespace py = pybind11;
 
@@ -108,6 +109,17 @@ void bind_rows_cuda(py::module_& m) {
       },
       py::kw_only(), py::arg("out"), py::arg("values"), py::arg("num_values"), py::arg("index"),
       py::arg("count"), py::arg("stream"), Released());
+
+  m.def(
+      "segment_map_cuda",
+      [](Address map, Address sizes, Address order, std::int64_t rows, std::int64_t segments,
+         std::int64_t out_alignment, std::int64_t src_alignment, Address stream) {
+        segment_map_cuda({at<std::int32_t>(map), at<const std::int32_t>(sizes), at<const std::int32_t>(order),
+                          rows, segments, out_alignment, src_alignment},
+                         stream);
+      },
+      py::kw_only(), py::arg("map"), py::arg("sizes"), py::arg("order"), py::arg("rows"), py::arg("segments"),
+      py::arg("out_alignment"), py::arg("src_alignment"), py::arg("stream"), Released());
 }
 
 using Stream = std::optional<Address>;  // None: run on the host now, on `threads` threads

@@ -1,9 +1,10 @@
-// Stands in for rows_gather.cu, rows_reduce.cu and cast.cu in a build without nvcc: every entry raises with the option
+// Stands in for rows_gather.cu, rows_reduce.cu, cast.cu and segments.cu in a build without nvcc: every entry raises with the option
 // to set.
 #if !defined(FLEXEP_WITH_CUDA)
 #include "base/error.h"
 #include "ops/cast.h"
 #include "ops/rows_cuda.h"
+#include "ops/segments.h"
 
 namespace flexep {
 namespace {
@@ -26,6 +27,7 @@ void take_cuda(float*, const float*, std::int64_t, const std::int32_t*, std::int
 }
 void quantize_rows_cuda(const QuantizeArgs&, std::uintptr_t) { not_built(); }
 void dequantize_rows_cuda(const DequantizeArgs&, std::uintptr_t) { not_built(); }
+void segment_map_cuda(const SegmentArgs&, std::uintptr_t) { not_built(); }
 
 }  // namespace flexep
 #endif

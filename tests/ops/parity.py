@@ -163,10 +163,17 @@ def padding(num_rows: int) -> Iterator[Arguments]:
     counts = torch.tensor([5, 0, 17, 8])
     for rows in (None, num_rows):
         yield make_rows(80, 272, torch.bfloat16), counts, 16, rows
+        yield make_rows(80, 16, torch.float32), counts.int(), 1, rows
+    for experts in (300, 3000):  # one kernel makes the map of the first, torch that of the other
+        counts = torch.randint(0, 4, (experts,), dtype=torch.int32)
+        yield make_rows(16 * experts, 16, torch.bfloat16), counts, 16, None
 
 
 def chunks() -> Iterator[Arguments]:
     yield make_rows(30, 16, torch.float32), torch.tensor([5, 0, 17, 8]), torch.tensor([2, 0, 3, 1])
+    for number in (300, 3000):
+        sizes = torch.randint(0, 4, (number,), dtype=torch.int32)
+        yield make_rows(int(sizes.sum()), 16, torch.float16), sizes, torch.randperm(number).int()
 
 
 def swap_chunks() -> Iterator[Arguments]:

@@ -12,7 +12,7 @@ import torch
 from flexep.errors import ArgumentError
 from flexep.ops import _check
 from flexep.ops.rows import gather_rows
-from flexep.ops.segments import begins, segment_map
+from flexep.ops.segments import segment_map
 
 
 def sort_chunks_by_index(
@@ -63,8 +63,7 @@ def sort_chunks(x: torch.Tensor, split_sizes: torch.Tensor, sorted_index: torch.
     order = sorted_index.long()
     if order.device.type == "cpu" and not torch.equal(order.sort().values, torch.arange(order.shape[0])):
         raise ArgumentError("sorted_index", order.tolist(), f"a permutation of 0..{order.shape[0] - 1}")
-    moved = sizes[order]
-    return gather_rows(x, segment_map(begins(sizes)[order], moved, moved, x.shape[0]))
+    return gather_rows(x, segment_map(sizes, x.shape[0], order_S=order))
 
 
 @torch.library.custom_op("flexep::swap_chunks", mutates_args=())

@@ -14,7 +14,7 @@ from flexep._native import cast as native_cast
 from flexep.errors import ArgumentError
 from flexep.ops import _check
 from flexep.ops.rows import gather_rows
-from flexep.ops.segments import begins, segment_map
+from flexep.ops.segments import lifted, segment_map
 
 
 def pad(
@@ -33,7 +33,7 @@ def pad(
     """
     _check_arguments(x, counts, alignment, num_rows)
     padded = pad_rows(x, counts, alignment, num_rows)
-    return padded, (padded_sizes(counts.long(), alignment)).to(torch.int32)
+    return padded, lifted(counts.long(), alignment).to(torch.int32)
 
 
 def quantize_and_pad(
@@ -48,7 +48,7 @@ def quantize_and_pad(
     """
     _check_arguments(x, counts, alignment, num_rows)
     payload, scales = pad_quantized(x, counts, alignment, num_rows)
-    return payload, scales, padded_sizes(counts.long(), alignment).to(torch.int32)
+    return payload, scales, lifted(counts.long(), alignment).to(torch.int32)
 
 
 def unpad(
@@ -75,15 +75,11 @@ def _check_arguments(x: torch.Tensor, counts: torch.Tensor, alignment: int, num_
         _check.at_least("num_rows", num_rows, 0)
 
 
-def padded_sizes(counts: torch.Tensor, alignment: int) -> torch.Tensor:
-    """counts, each rounded up to a multiple of `alignment`."""
-    return torch.div(counts + (alignment - 1), alignment, rounding_mode="floor") * alignment
-
-
-def _result_rows(sizes: torch.Tensor, num_rows: int | None, alignment: int) -> int:
+def _result_rows(sizes: torch.Tensor, alignment: int, num_rows: int | None) -> int:
+    """Rows of a result that lifts sizes to `alignment`."""
     if num_rows is not None and sizes.device.type != "cpu":
         return num_rows
-    needed = int(sizes.sum())
+    needed = int(lifted(sizes, alignment).sum())
     if needed > _check.INT32_MAX:
         raise ArgumentError(
             "alignment", alignment, f"at most {_check.INT32_MAX} rows with padding, not {needed}"
@@ -98,11 +94,9 @@ def pad_rows(x: torch.Tensor, counts: torch.Tensor, alignment: int, num_rows: in
     """See pad. x may have more rows than sum(counts): the tail is not read."""
     _check.same_device("counts", counts, x)
     sizes = _check.sizes("counts", counts, None)
-    padded = padded_sizes(sizes, alignment)
-    _check_rows_of("x", x, sizes)
-    return gather_rows(
-        x, segment_map(begins(sizes), sizes, padded, _result_rows(padded, num_rows, alignment))
-    )
+    _check_rows_of("x", x, sizes, 1)
+    rows = _result_rows(sizes, alignment, num_rows)
+    return gather_rows(x, segment_map(sizes, rows, out_alignment=alignment))
 
 
 @torch.library.custom_op("flexep::unpad_rows", mutates_args=())
@@ -110,9 +104,9 @@ def unpad_rows(x: torch.Tensor, counts: torch.Tensor, alignment: int, num_rows: 
     """See unpad. x may have more rows than the padded counts' sum: the tail is not read."""
     _check.same_device("counts", counts, x)
     sizes = _check.sizes("counts", counts, None)
-    padded = padded_sizes(sizes, alignment)
-    _check_rows_of("x", x, padded)
-    return gather_rows(x, segment_map(begins(padded), sizes, sizes, _result_rows(sizes, num_rows, alignment)))
+    _check_rows_of("x", x, sizes, alignment)
+    rows = _result_rows(sizes, 1, num_rows)
+    return gather_rows(x, segment_map(sizes, rows, src_alignment=alignment))
 
 
 @torch.library.custom_op("flexep::pad_quantized", mutates_args=())
@@ -122,16 +116,18 @@ def pad_quantized(
     """See quantize_and_pad. x may have more rows than sum(counts): the tail goes nowhere."""
     _check.same_device("counts", counts, x)
     sizes = _check.sizes("counts", counts, None)
-    padded = padded_sizes(sizes, alignment)
-    _check_rows_of("x", x, sizes)
-    row_map = segment_map(begins(padded), sizes, sizes, x.shape[0])
-    row_src = segment_map(begins(sizes), sizes, padded, _result_rows(padded, num_rows, alignment))
+    _check_rows_of("x", x, sizes, 1)
+    row_map = segment_map(sizes, x.shape[0], src_alignment=alignment)
+    row_src = segment_map(sizes, _result_rows(sizes, alignment, num_rows), out_alignment=alignment)
     return native_cast.quantize_rows(x, row_map.unsqueeze(1), row_src)
 
 
-def _check_rows_of(name: str, x: torch.Tensor, sizes: torch.Tensor) -> None:
-    if x.device.type == "cpu" and int(sizes.sum()) > x.shape[0]:
-        raise ArgumentError(name, tuple(x.shape), f"the {int(sizes.sum())} rows that counts describes")
+def _check_rows_of(name: str, x: torch.Tensor, sizes: torch.Tensor, alignment: int) -> None:
+    if x.device.type != "cpu":
+        return
+    needed = int(lifted(sizes, alignment).sum())
+    if needed > x.shape[0]:
+        raise ArgumentError(name, tuple(x.shape), f"the {needed} rows that counts describes")
 
 
 def _fake(x: torch.Tensor, counts: torch.Tensor, alignment: int, num_rows: int | None) -> torch.Tensor:
