@@ -1,4 +1,4 @@
-"""CUDA: static permutations wait for nothing, can be captured in a graph that follows its inputs, keep to their stream."""
+"""CUDA: static permutations wait for nothing, keep to their stream, and a graph of them follows its inputs."""
 
 from __future__ import annotations
 
