@@ -4,7 +4,10 @@ ranks."""
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -22,6 +25,39 @@ LAYOUTS = ("expert_major", "flat")
 OVERFLOWS = ("error", "drop")
 REDUCTIONS = ("ordered", "fast")
 WINDOWED = ("deepep", "hybridep")  # back ends whose ranks read and write each other's windows
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Every environment variable that FlexEP reads for itself, as it stands now: "1" is yes, "0", "" or unset no.
+
+    Attributes:
+        debug: FLEXEP_DEBUG. Calls on CUDA judge values as calls on the CPU do, with a host wait: expert ids outside
+            [-1, E) and NaN weights raise ArgumentError. A graph that is being captured is not waited for.
+    """
+
+    debug: bool
+
+    @staticmethod
+    def read() -> Environment:
+        """Raises ArgumentError for any other value."""
+        return Environment(debug=_switch("FLEXEP_DEBUG"))
+
+
+def _switch(variable: str) -> bool:
+    value = os.environ.get(variable, "")
+    if value not in ("", "0", "1"):
+        raise ArgumentError(variable, value, "0 or 1")
+    return value == "1"
+
+
+def as_tuple(name: str, value: Any) -> tuple[Any, ...] | None:
+    """A sequence that is no string as a tuple, None as it is; else ArgumentError."""
+    if value is None:
+        return None
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ArgumentError(name, value, "None or a sequence")
+    return tuple(value)
 
 
 def _is_int(value: object, at_least: int) -> bool:
@@ -53,6 +89,9 @@ class DispatcherConfig:
     reduction: str
     window_bytes: int | None = None
     zero_copy: bool = False
+    debug: bool = (
+        False  # Environment.debug when the dispatcher was made: ranks that wait to look must all do it
+    )
 
     def __post_init__(self) -> None:
         for name, least, most in (

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from flexep.config import DispatcherConfig
+from flexep.dispatchers._checks import dense
 from flexep.dispatchers.backend import Backend
 from flexep.indexing import take, take_rows
 from flexep.types import Route
@@ -75,7 +76,7 @@ class DispatchRows(torch.autograd.Function):
                 dx = [
                     *call.backend.collect(
                         call.routes,
-                        [g.contiguous() for g in grads[:n]],
+                        [dense(g) for g in grads[:n]],
                         "dispatch_backward.rows",
                         flat=call.flat,
                         part_weights=None,
@@ -129,7 +130,7 @@ class CombineRows(torch.autograd.Function):
         with call.backend.one_at_a_time("combine backward"):
             delivered = call.backend.deliver(
                 call.routes,
-                [g.contiguous() for g in grads],
+                [dense(g) for g in grads],
                 "combine_backward.rows",
                 flat=call.flat,
                 row_weights=row_weights,

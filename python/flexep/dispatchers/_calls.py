@@ -21,7 +21,8 @@ class Calls:
     """The checks of one dispatcher's calls.
 
     Between CPU processes, and in a fresh exact dispatch everywhere, a refusal on one rank is raised on all of them
-    before rows move. The other calls on CUDA make nobody wait, so there a refusal is raised alone.
+    before rows move. The other calls on CUDA make nobody wait, so there a refusal is raised alone, and expert ids are
+    masked and counted; unless FLEXEP_DEBUG=1, which makes them wait as the rest.
     """
 
     def __init__(self, backend: Backend, dispatcher_id: str) -> None:
@@ -29,6 +30,20 @@ class Calls:
         self.group = backend.group
         self.config: DispatcherConfig = backend.config
         self.dispatcher_id = dispatcher_id
+        # int64 scalar that captured dispatches add to as well.
+        self._masked: torch.Tensor | None = None
+        if self.group.device.type == "cuda":
+            self._masked = torch.zeros((), dtype=torch.int64, device=self.group.device)
+
+    def masked_ids(self) -> int:
+        """Expert ids that dispatches have masked. Waits for the device."""
+        return 0 if self._masked is None else int(self._masked)
+
+    def _may_wait(self) -> bool:
+        """Whether a call may look at values, and ranks agree on it, where nothing forces it to wait."""
+        if self.group.device.type == "cpu":
+            return True
+        return self.config.debug and not torch.cuda.is_current_stream_capturing()
 
     def per_rank(self, name: str, value: Any) -> list[Any]:
         """An argument as one item for each hosted rank: a local group is given a list."""
@@ -46,7 +61,7 @@ class Calls:
     ) -> tuple[list[torch.Tensor], Published]:
         """Checks a dispatch with fresh routing; returns the expert ids as int32 and what everybody published."""
         config, device = self.config, self.group.device
-        read = config.capacity_rows is None or device.type == "cpu"
+        read = config.capacity_rows is None or self._may_wait()
         experts: list[torch.Tensor] = []
 
         def check() -> None:
@@ -73,6 +88,8 @@ class Calls:
             if device.type == "cuda" and read:  # judged on the device: the answer travels in the header
                 bad = checks.bad_routing(idx, None if weights is None else weights[i], config.num_experts)
             headers.append(Header("dispatch", bad, idx.shape[0], bits, self.backend.in_window(i, xs[i])))
+        if self._masked is not None and not read:  # the plan passes over them
+            self._masked += checks.outside(torch.cat(experts), config.num_experts).sum()
         payload = [self.backend.publish(idx) for idx in experts]
         return experts, self._exchange(headers, payload, read, None, check_values)
 
@@ -88,7 +105,7 @@ class Calls:
                 checks.check_x(xs[i], config, device, T)
                 if weights is not None:
                     given = checks.check_tensor("topk_weights", weights[i], (T, config.top_k), FP32, device)
-                    if device.type == "cpu":  # on CUDA looking would be a host wait
+                    if self._may_wait():
                         checks.raise_nan(given)
 
         bits = _bits(xs, weights) | CALL_BITS["cached handle"]
@@ -108,7 +125,7 @@ class Calls:
             for i, rank in enumerate(self.group.hosted):
                 h = checks.check_handle(handles[i], self.dispatcher_id, rank)
                 rows = h.num_recv if flat else h.num_rows
-                checks.check_tensor("y", ys[i], (rows, config.hidden), (config.dtype,), device)
+                checks.check_rows("y", ys[i], (rows, config.hidden), config.dtype, device)
                 if weights is not None:
                     checks.check_tensor("weights", weights[i], self._weights_shape(h), FP32, device)
 
@@ -132,7 +149,7 @@ class Calls:
     ) -> list[bool] | None:
         """Raises here what `check` raised on any rank; returns whose x is in its window, if that is known."""
         error = _error_of(check)
-        if self.group.is_local or self.group.device.type != "cpu":
+        if self.group.is_local or not self._may_wait():
             if error is not None:
                 raise error
             return [self.backend.in_window(i, x) for i, x in enumerate(xs)] if self.group.is_local else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flexep.config import DispatcherConfig
+from flexep.config import ROW_BYTES, DispatcherConfig
 from flexep.errors import ArgumentError, HandleMismatch
 from flexep.types import HANDLE_VERSION, Handle
 
@@ -36,11 +36,37 @@ def check_tensor(
     return value
 
 
+def check_rows(
+    name: str,
+    value: object,
+    shape: tuple[int | None, int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    """`check_tensor` for rows, which a GPU reads 16 bytes at a time."""
+    tensor = check_tensor(name, value, shape, (dtype,), device)
+    if not is_aligned(tensor):
+        raise ArgumentError(
+            f"{name}.data_ptr()", tensor.data_ptr(), f"a multiple of {ROW_BYTES}; call .clone()"
+        )
+    return tensor
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether rows can be read where they lie; any address serves a CPU."""
+    return not tensor.is_cuda or not tensor.numel() or tensor.data_ptr() % ROW_BYTES == 0
+
+
+def dense(rows: torch.Tensor) -> torch.Tensor:
+    """The rows contiguous and aligned: themselves, or a copy."""
+    return rows.contiguous() if is_aligned(rows) else rows.clone(memory_format=torch.contiguous_format)
+
+
 def check_x(
     x: object, config: DispatcherConfig, device: torch.device, num_tokens: int | None = None
 ) -> torch.Tensor:
     """x: [T, H] of the dispatcher's dtype with T <= max_tokens, or exactly a handle's T."""
-    tensor = check_tensor("x", x, (num_tokens, config.hidden), (config.dtype,), device)
+    tensor = check_rows("x", x, (num_tokens, config.hidden), config.dtype, device)
     if tensor.shape[0] > config.max_tokens:
         raise ArgumentError("x.shape[0]", tensor.shape[0], f"at most max_tokens = {config.max_tokens}")
     return tensor
@@ -49,7 +75,7 @@ def check_x(
 def check_topk_idx(
     topk_idx: object, config: DispatcherConfig, device: torch.device, num_tokens: int
 ) -> torch.Tensor:
-    """Expert ids [T, K], int32 or int64; returned as int32. Their range is checked by `find_bad_routing`."""
+    """Expert ids [T, K], int32 or int64; returned as int32. Their range is judged by `bad_routing`."""
     shape = (num_tokens, config.top_k)
     tensor = check_tensor("topk_idx", topk_idx, shape, (torch.int64, torch.int32), device)
     if tensor.dtype == torch.int64:  # an id outside int32 must not wrap into range
@@ -57,18 +83,23 @@ def check_topk_idx(
     return tensor.to(torch.int32)
 
 
+def outside(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Bool tensor: ids that are neither an expert nor -1."""
+    return topk_idx != topk_idx.clamp(-1, num_experts - 1)
+
+
 def bad_routing(topk_idx: torch.Tensor, topk_weights: torch.Tensor | None, num_experts: int) -> torch.Tensor:
     """Scalar bool tensor: an expert id out of [-1, E), or a weight that is NaN. No host wait."""
-    bad = ((topk_idx < -1) | (topk_idx >= num_experts)).any()
+    bad = outside(topk_idx, num_experts).any()
     return bad if topk_weights is None else bad | topk_weights.isnan().any()
 
 
 def raise_bad_routing(topk_idx: torch.Tensor, topk_weights: torch.Tensor | None, num_experts: int) -> None:
     """Raises ArgumentError naming the first offending value, if there is one. Waits for the device."""
-    outside = topk_idx[(topk_idx < -1) | (topk_idx >= num_experts)]
-    if outside.numel():
+    strays = topk_idx[outside(topk_idx, num_experts)]
+    if strays.numel():
         raise ArgumentError(
-            "topk_idx", int(outside[0]), f"expert ids in [0, {num_experts}), or -1 for an empty slot"
+            "topk_idx", int(strays[0]), f"expert ids in [0, {num_experts}), or -1 for an empty slot"
         )
     if topk_weights is not None:
         raise_nan(topk_weights)

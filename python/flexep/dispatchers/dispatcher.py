@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flexep._native.plan import PlanTable
-from flexep.config import DispatcherConfig
+from flexep.config import DispatcherConfig, Environment, as_tuple
 from flexep.dispatchers._agree import agree_on_config
 from flexep.dispatchers._autograd import CombineRows, Context, DispatchRows
 from flexep.dispatchers._calls import Calls
@@ -113,10 +113,11 @@ class Dispatcher:
                 overflow=overflow,
                 num_sms=num_sms,
                 timeout=timeout,
-                placement=_as_tuple("placement", placement),
+                placement=as_tuple("placement", placement),
                 reduction=reduction,
                 window_bytes=window_bytes,
                 zero_copy=zero_copy,
+                debug=Environment.read().debug,
             )
             table = PlanTable(num_experts, group.size, config.placement)
         except FlexEPError as refused:
@@ -142,7 +143,9 @@ class Dispatcher:
             x: [T, H], contiguous, in the dispatcher's dtype. 0 <= T <= max_tokens; T may differ between
                 ranks.
             topk_idx: int32 or int64 [T, K] expert ids, -1 an empty slot. A duplicate id is a slot of its own.
-            topk_weights: fp32 [T, K] or None. 0.0 is a weight, not an empty slot. NaN is refused.
+                Other ids are refused; a dispatch with a capacity on CUDA, which waits for nothing, takes them as
+                -1 and counts them (`masked_ids`), unless FLEXEP_DEBUG=1.
+            topk_weights: fp32 [T, K] or None. 0.0 is a weight, not an empty slot. NaN is refused where ids are.
             handle: instead of topk_idx, the handle of an earlier dispatch: its plan is used again with new x.
 
         Returns: DispatchResult (a list of R in a local group).
@@ -225,6 +228,11 @@ class Dispatcher:
             assert self.config.capacity_rows is not None
             raise CapacityExceeded(int(dropped), self.config.capacity_rows)
 
+    @property
+    def masked_ids(self) -> int:
+        """Expert ids outside [-1, E) that dispatches of this process took as -1, so far. Waits for the device."""
+        return self._alive().masked_ids()
+
     def memory_plan(self) -> MemoryPlan:
         """Bytes this dispatcher needs beside the caller's tensors, per rank, at max_tokens."""
         return self._alive().backend.memory_plan()
@@ -286,14 +294,6 @@ class Dispatcher:
     def _send_weights(self, backend: Backend, handles: list[Handle], weights: Tensors) -> Tensors:
         with torch.no_grad():
             return backend.deliver_slots([h.route for h in handles], weights, "dispatch.weights")
-
-
-def _as_tuple(name: str, value: Any) -> tuple[Any, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ArgumentError(name, value, "None or a sequence")
-    return tuple(value)
 
 
 __all__ = ["BACKENDS", "Dispatcher"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from flexep._native import operands as native
+from flexep.config import Environment
 from flexep.errors import ArgumentError
 
 INT32_MAX = 2**31 - 1  # row numbers are int32
@@ -58,16 +59,24 @@ def same_device(name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
 def expert_ids(name: str, idx: torch.Tensor, num_experts: int) -> torch.Tensor:
     """int32 or int64 [T, K] expert ids in [-1, E) to contiguous int32.
 
-    On CUDA the range cannot be judged without waiting for the device: ids outside it become -1.
+    On CUDA the range cannot be judged without waiting for the device: ids outside it become -1, unless
+    FLEXEP_DEBUG=1.
     """
     if idx.dim() != 2:
         raise ArgumentError(name, tuple(idx.shape), "2 dimensions, [tokens, top_k]")
     if idx.dtype not in IDS:
         raise ArgumentError(name, idx.dtype, "int32 or int64")
     at_least("num_experts", num_experts, 1)
-    if idx.device.type != "cpu":
+    if not judges_values(idx):
         return torch.where((idx < 0) | (idx >= num_experts), -1, idx).to(torch.int32)
-    return native.check_range(name, idx, -1, num_experts)
+    return native.check_range(name, idx.cpu(), -1, num_experts).to(idx.device)
+
+
+def judges_values(tensor: torch.Tensor) -> bool:
+    """Whether a call may look at the tensor's values: on the CPU, and with FLEXEP_DEBUG=1 on CUDA."""
+    if tensor.device.type == "cpu":
+        return True
+    return tensor.is_cuda and Environment.read().debug and not torch.cuda.is_current_stream_capturing()
 
 
 def sizes(name: str, counts: torch.Tensor, total: int | None) -> torch.Tensor:
@@ -88,10 +97,10 @@ def sizes(name: str, counts: torch.Tensor, total: int | None) -> torch.Tensor:
 
 
 def no_nan(name: str, weights: torch.Tensor) -> None:
-    """fp32 weights without NaN; on CUDA only the dtype, because the values cannot be judged without a
-    wait."""
+    """fp32 weights without NaN; on CUDA only the dtype, because the values cannot be judged without a wait, unless
+    FLEXEP_DEBUG=1."""
     if weights.dtype != torch.float32:
         raise ArgumentError(name, weights.dtype, "torch.float32")
-    if weights.device.type == "cpu" and weights.isnan().any():
+    if judges_values(weights) and weights.isnan().any():
         where = weights.isnan().nonzero()[0].tolist()
         raise ArgumentError(name, float("nan"), f"weights without NaN (at {where})")
