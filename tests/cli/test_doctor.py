@@ -8,12 +8,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from flexep.cli import _probe
 from flexep.cli._handle_kinds import AllocationProperties
+from flexep.transport import _fd_passing, _memory
+
+DISPATCHERS = ("allgather", "alltoall", "deepep", "hybridep")
 
 
 def flexep(*arguments: str, first_on_path: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -35,14 +39,16 @@ def test_json_on_standard_output_is_the_whole_report() -> None:
     assert len(report["gpus"]) == torch.cuda.device_count()
     assert [len(row) for row in report["peer_access"]] == [len(report["gpus"])] * len(report["gpus"])
     assert report["handle_kinds"].keys() == {"posix_fd", "fabric", "legacy_ipc"}
-    assert report["dispatchers"].keys() == {"allgather", "alltoall"}
-    assert report["transports"].keys() == {"process_group:gloo", "process_group:nccl", "local"}
+    assert report["dispatchers"].keys() == set(DISPATCHERS)
+    gloo, windows = {"process_group:gloo", "process_group:nccl", "local"}, {"windows:shm", "windows:local"}
+    assert report["transports"].keys() == gloo | windows
     for part in ("handle_kinds", "dispatchers", "transports"):
         for found in report[part].values():
             assert found["usable"] == (found["why_not"] is None)
-    for name in ("allgather", "alltoall"):
+    for name in DISPATCHERS:
         assert report["dispatchers"][name]["usable"], report["dispatchers"][name]
-    assert report["transports"]["local"]["usable"]
+    for name in ("local", *windows):
+        assert report["transports"][name]["usable"], report["transports"][name]
     assert report["transports"]["process_group:gloo"]["usable"]
     assert report["transports"]["process_group:nccl"]["usable"] == torch.cuda.is_available()
     # People still get their tables, beside the JSON and not in it.
@@ -89,6 +95,42 @@ def test_a_probe_reports_the_reason() -> None:
 
     assert _probe.usable(fail) == {"usable": False, "why_not": "first line"}
     assert _probe.usable(lambda: None) == {"usable": True, "why_not": None}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "raised", "said"),
+    [
+        (_memory.os, "memfd_create", OSError(38, "Function not implemented"), "Function not implemented"),
+        (_memory.os, "posix_fallocate", OSError(28, "No space left on device"), "No space left on device"),
+        (
+            _fd_passing.socket.socket,
+            "sendmsg",
+            OSError(1, "Operation not permitted"),
+            "Operation not permitted",
+        ),
+        (_memory, "_free_bytes", None, "16777216 free"),
+    ],
+)
+def test_windows_that_do_not_work_say_why(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, raised: OSError | None, said: str
+) -> None:
+    """A kernel without memfd, too little shared memory, sockets that pass nothing, a limit below the windows."""
+
+    def refuse(*_: object) -> None:
+        assert raised is not None
+        raise raised
+
+    monkeypatch.setattr(owner, name, refuse if raised else lambda: [(_memory.HOST, 16 << 20)])
+    found = _probe.transports()["windows:shm"]
+    assert not found["usable"]
+    assert said in found["why_not"]
+
+
+def test_a_window_that_is_not_shared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        _memory.Mapping, "shared", staticmethod(lambda fd, nbytes: _memory.Mapping.private(nbytes))
+    )
+    assert "did not read" in _probe.transports()["windows:shm"]["why_not"]
 
 
 def test_a_dispatcher_that_does_not_exist_is_not_usable() -> None:

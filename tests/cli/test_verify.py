@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import flexep
 from flexep.cli.main import app
+from flexep.cli.verify import _names
 from flexep.testing.case import Case
 
 runner = CliRunner()
@@ -27,10 +28,17 @@ def test_json_says_what_ran(tmp_path: Path) -> None:
     assert found["failures"] == []
     assert found["dispatchers"] == list(flexep.BACKENDS)
     assert (found["seed"], found["ranks"], found["device"]) == (7, 3, "cpu")
-    assert list(found["coverage"]) == [str(row) for row in range(1, 20)]
+    assert list(found["coverage"]) == [*map(str, range(1, 20)), "domains", "window"]
+    assert all(found["coverage"][row]["cases"] for row in ("19", "domains", "window"))
     for row in found["coverage"].values():
         assert row["title"]
         assert row["cases"] or row["rest"], row  # nothing uncovered without a reason
+
+
+def test_all_are_those_that_run_on_the_device() -> None:
+    assert _names("all", "cpu") == list(flexep.BACKENDS)
+    assert _names("all", "cuda") == ["allgather", "alltoall"]
+    assert _names("deepep", "cuda") == ["deepep"]  # who asks is told why not by the dispatcher
 
 
 def test_one_case_again() -> None:

@@ -11,12 +11,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 Finding = dict[str, Any]
 
+WINDOW_BYTES = 32 << 20  # what a one-sided dispatcher asks for by default, and a little less
+WINDOW_SECONDS = 30.0
 COMPILERS = {"c++": ("c++", "g++", "clang++"), "cmake": ("cmake",), "nvcc": ("nvcc",)}
 
 
@@ -97,6 +100,8 @@ def transports() -> dict[str, Finding]:
         "process_group:gloo": usable(_use_gloo),
         "process_group:nccl": usable(_use_nccl),
         "local": usable(_use_local),
+        "windows:shm": usable(_use_shm),
+        "windows:local": usable(_use_local_windows),
     }
 
 
@@ -136,6 +141,41 @@ def _use_local() -> None:
 
     group = Group.local(2)
     group.close()
+
+
+def _use_local_windows() -> None:
+    from flexep import Group
+    from flexep.transport.windows import open_windows
+
+    open_windows(Group.local(2), WINDOW_BYTES, WINDOW_SECONDS).close()
+
+
+def _use_shm() -> None:
+    """Two ranks, here threads, swap windows as processes do: anonymous memory reserved, its descriptors sent over
+    sockets and mapped, under this process's limits of memory and descriptors. What one writes the other reads."""
+    from torch.distributed import HashStore
+
+    from flexep import Group
+    from flexep.transport.windows import Windows, open_windows
+
+    store = HashStore()
+
+    def open_as(rank: int) -> Windows:
+        group = Group.from_store(store, rank, 2)
+        return open_windows(group, WINDOW_BYTES, WINDOW_SECONDS)
+
+    with ThreadPoolExecutor(2) as ranks:
+        asked = [ranks.submit(open_as, rank) for rank in range(2)]
+        errors = [error for one in asked if (error := one.exception()) is not None]
+        if errors:  # of two ranks one may only know that the other failed
+            raise min(errors, key=lambda error: type(error).__name__ == "PeerRefused")
+        opened = [one.result() for one in asked]
+    for writer, reader in ((0, 1), (1, 0)):
+        opened[writer].view(reader)[-1] = 1 + writer
+        if opened[reader].view(reader)[-1] != 1 + writer:
+            raise RuntimeError("what one rank wrote into a window the other did not read")
+    for windows in opened:
+        windows.close()
 
 
 def _use_dispatcher(name: str) -> None:

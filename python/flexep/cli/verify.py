@@ -29,7 +29,9 @@ def register(app: typer.Typer) -> None:
 def verify(
     device: Annotated[str, typer.Option(help="cpu (gloo) or cuda (NCCL, one GPU a rank).")] = "cpu",
     ranks: Annotated[int, typer.Option(help="Processes, all started here.")] = 2,
-    dispatchers: Annotated[str, typer.Option(help="all, or names separated by commas.")] = "all",
+    dispatchers: Annotated[
+        str, typer.Option(help="all (that run on the device), or names separated by commas.")
+    ] = "all",
     cases: Annotated[int, typer.Option(help="Random cases; each runs on every dispatcher.")] = 100,
     seed: Annotated[int, typer.Option(help="Keys the cases.")] = 0,
     case: Annotated[
@@ -45,7 +47,7 @@ def verify(
 
     try:
         check_json(json)
-        names = _names(dispatchers)
+        names = _names(dispatchers, device)
         chosen = _cases(case, ranks, cases, seed)
         _check_device(device, chosen[0].ranks)
     except FlexEPError as error:
@@ -117,13 +119,16 @@ def show(result: dict[str, Any], out: Console) -> None:
     out.print(f"\n{result['cases']} cases on {names} ({where}) in {result['seconds']} s: {verdict}")
 
 
-def _names(text: str) -> list[str]:
-    """Dispatchers by name."""
+def _names(text: str, device: str) -> list[str]:
+    """Dispatchers by name; all are those that run on the device."""
     import flexep
+    from flexep.config import WINDOWED
     from flexep.errors import ArgumentError
 
     known = list(flexep.BACKENDS)
-    names = known if text == "all" else split_names("dispatchers", text)
+    if text == "all":
+        return [name for name in known if device == "cpu" or name not in WINDOWED]
+    names = split_names("dispatchers", text)
     for name in names:
         if name not in known:
             raise ArgumentError("dispatchers", name, f"all, or some of {', '.join(known)}")

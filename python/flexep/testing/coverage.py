@@ -1,4 +1,6 @@
-"""Which rows of the conformance list a run of cases has covered, and which it has not, and why."""
+"""Which rows of the conformance list a run of cases has covered, and which it has not, and why.
+
+Two axes that the list does not number have rows of their own: domains and window."""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def _never(case: Case) -> bool:
     return False
 
 
-ROWS: dict[int, Requirement] = {
+ROWS: dict[int | str, Requirement] = {
     1: Requirement("dispatch and combine bitwise equal to the oracle, within tolerance of fp64", _always,
                    "fp8 wires are not built yet"),
     2: Requirement("token counts, hidden sizes, top-k, experts, ranks", _always,
@@ -38,21 +40,27 @@ ROWS: dict[int, Requirement] = {
     7: Requirement("cached handle with new data, its tensors unchanged", lambda c: c.cached > 0,
                    "3 uses a handle here, 100 in the test suite"),
     8: Requirement("equal bits in repeated runs and on every dispatcher", _always,
-                   "SM counts wait for dispatchers with kernels of their own"),
+                   "SM counts wait for kernels on the GPU"),
     9: Requirement("alignments, real and padded counts", lambda c: c.alignment > 1),
     10: Requirement("capacity full, one over, far over; guard bands; drop set; flag by name",
                     lambda c: c.capacity != "none"),
     11: Requirement("graph capture and replay", _never, "waits for the issue that builds it"),
     12: Requirement("streams, caching allocator", _never, "waits for the issue that builds it"),
-    13: Requirement("two operations in flight", _never, "waits for the issue that builds it"),
+    13: Requirement("two operations in flight", _never, "not here: the test suite overlaps them"),
     14: Requirement("late, dead and disagreeing ranks", _never,
-                    "not here: disagreement and refusal are in the test suite, death waits for its issue"),
-    15: Requirement("create and destroy", _never, "waits for the issue that builds it"),
+                    "not here: the test suite refuses, delays and kills ranks"),
+    15: Requirement("create and destroy", _never, "not here: the test suite rebuilds dispatchers"),
     16: Requirement("NaN and Inf stay with the tokens that chose them", lambda c: c.payload == "nonfinite"),
     17: Requirement("scale layouts of fp8", _never, "fp8 wires are not built yet"),
     18: Requirement("planted bugs make the check fail", _never,
                     "not here: it would break the installation; the test suite plants them"),
-    19: Requirement("traffic counted in the transport", lambda c: c.ranks > 1),
+    19: Requirement("traffic counted in the transport: a crossing a (token, rank), over rails a (token, domain)",
+                    lambda c: c.ranks > 1, "one rank has nobody to send to"),
+    "domains": Requirement("sums nested by domain, and hybridep's two hops",
+                           lambda c: c.domain_size is not None and c.domain_size < c.ranks,
+                           "only shapes of the number of ranks asked for"),
+    "window": Requirement("windows of a tenth of the worst case, and of one token a chunk",
+                          lambda c: c.window != "default", "of deepep and hybridep alone"),
 }  # fmt: skip
 
 
