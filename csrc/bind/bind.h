@@ -7,6 +7,7 @@ namespace flexep {
 void bind_build_info(pybind11::module_& m);
 void bind_plan(pybind11::module_& m);
 void bind_ops(pybind11::module_& m);
+void bind_maps(pybind11::module_& m);
 void bind_route(pybind11::module_& m);
 void bind_window(pybind11::module_& m);
 void bind_device(pybind11::module_& m);

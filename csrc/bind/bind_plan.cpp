@@ -88,16 +88,8 @@ void plan_permutation(const Integers& topk_idx, int tokens, int top_k, int exper
   launch_plan(step, shape, *stream);
 }
 
-void map_segments(const Integers& sizes, const Integers& order, int segments, int src_alignment,
-                  int out_alignment, int64_t src_rows, int num_rows, Address map, Address workspace,
-                  Stream stream) {
-  run(MapSegments{sizes, order, segments, src_alignment, out_alignment, src_rows, num_rows, at(map),
-                  at(workspace)},
-      stream);
-}
-
-void map_transposed(int num_rows, int outer, int inner, Address map, Stream stream) {
-  run(MapTransposed{num_rows, outer, inner, at(map)}, stream);
+void transpose_chunks(int num_rows, int outer, int inner, Address map, Stream stream) {
+  run(TransposeChunks{num_rows, outer, inner, at(map)}, stream);
 }
 
 /// Enough for every step over that many experts and ranks.
@@ -113,13 +105,6 @@ int64_t plan_workspace_ints(int experts, int ranks, bool on_device) {
     return launch_ints(step, {kCountingBlocks, plan_shape(step).lanes});
   };
   return std::max({most(count), most(assign), most(permutation)});
-}
-
-int64_t segments_workspace_ints(int segments, bool on_device) {
-  if (!on_device) return 0;
-  MapSegments step{};
-  step.segments = segments;
-  return launch_ints(step, {kCountingBlocks, plan_shape(step).lanes});
 }
 
 }  // namespace
@@ -155,14 +140,10 @@ void bind_plan(py::module_& m) {
         py::arg("outside"), py::arg("num_rows"), py::arg("workspace"), py::arg("stream"),
         py::arg("blocks") = 0, py::arg("lanes") = 0,
         "`blocks` and `lanes` of a launch on a GPU, 0: chosen; no more than those that the workspace holds.");
-  m.def("map_segments", &map_segments, py::arg("sizes"), py::arg("order"), py::kw_only(), py::arg("segments"),
-        py::arg("src_alignment"), py::arg("out_alignment"), py::arg("src_rows"), py::arg("num_rows"),
-        py::arg("map"), py::arg("workspace"), py::arg("stream"));
-  m.def("map_transposed", &map_transposed, py::kw_only(), py::arg("num_rows"), py::arg("outer"),
+  m.def("transpose_chunks", &transpose_chunks, py::kw_only(), py::arg("num_rows"), py::arg("outer"),
         py::arg("inner"), py::arg("map"), py::arg("stream"));
   m.def("plan_workspace_ints", &plan_workspace_ints, py::arg("experts"), py::arg("ranks"),
         py::arg("on_device"));
-  m.def("segments_workspace_ints", &segments_workspace_ints, py::arg("segments"), py::arg("on_device"));
 }
 
 }  // namespace flexep

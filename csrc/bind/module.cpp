@@ -8,6 +8,7 @@ PYBIND11_MODULE(_C, m) {
   flexep::bind_build_info(m);
   flexep::bind_plan(m);
   flexep::bind_ops(m);
+  flexep::bind_maps(m);
   flexep::bind_route(m);
   flexep::bind_window(m);
   flexep::bind_device(m);

@@ -40,41 +40,56 @@ struct CtaBlock {
   static constexpr unsigned kAll = 0xffffffffu;
 };
 
-/// `spill`: ints in global memory that stand in for shared ones, `spill_ints` a block; null: the chip's own.
+/// Shared memory on the chip, so that the compiler knows what it is; see spilled_phase.
 template <class Step, int kPhase>
-__global__ void __launch_bounds__(kPlanLanes, 1)
-    plan_phase(const Step step, int32_t* spill, int64_t spill_ints) {
+__global__ void __launch_bounds__(kPlanLanes, 1) plan_phase(const Step step) {
   extern __shared__ int32_t on_chip[];
   // Earlier kernels of the stream are done and their writes are seen: this one may have been started before.
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
-  step.template phase<kPhase>(CtaBlock{}, spill ? spill + blockIdx.x * spill_ints : on_chip);
+  step.template phase<kPhase>(CtaBlock{}, on_chip);
+}
+
+/// `spill`: ints in global memory that stand in for shared ones, `each` a block.
+template <class Step, int kPhase>
+__global__ void __launch_bounds__(kPlanLanes, 1)
+    spilled_phase(const Step step, int32_t* spill, int64_t each) {
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  step.template phase<kPhase>(CtaBlock{}, spill + blockIdx.x * each);
+}
+
+template <class Kernel>
+void allow_shared(Kernel kernel, int64_t bytes) {
+  constexpr int64_t kWithoutAsking = 48 * 1024;
+  if (bytes > kWithoutAsking)
+    cuda_check(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+        "shared memory of a plan step");
 }
 
 template <class Step, int kPhase = 0>
 void launch_phases(const Step& step, PlanShape shape, cudaStream_t stream) {
-  const int64_t spilled = spilled_ints(step, shape.lanes);
-  int32_t* spill = nullptr;
-  if constexpr (requires { step.workspace; })
-    if (spilled) spill = step.workspace + step.workspace_ints(shape.blocks);
-  const auto kernel = plan_phase<Step, kPhase>;
-  const int64_t shared = spilled ? 0 : step.shared_ints(shape.lanes / kWarp, shape.lanes) * sizeof(int32_t);
-  constexpr int64_t kWithoutAsking = 48 * 1024;
-  if (shared > kWithoutAsking)
-    cuda_check(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-        "shared memory of a plan step");
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = static_cast<unsigned>(shape.blocks);
   config.blockDim = static_cast<unsigned>(shape.lanes);
-  config.dynamicSmemBytes = static_cast<size_t>(shared);
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = kPhase > 0;  // the phase before is a kernel of ours, which waits for what came before it
-  cuda_check(cudaLaunchKernelEx(&config, kernel, step, spill, spilled), "plan step launch");
+  const int64_t spilled = spilled_ints(step, shape.lanes);
+  cudaError_t status = cudaSuccess;
+  if (spilled == 0) {
+    config.dynamicSmemBytes = sizeof(int32_t) * step.shared_ints(shape.lanes / kWarp, shape.lanes);
+    allow_shared(plan_phase<Step, kPhase>, static_cast<int64_t>(config.dynamicSmemBytes));
+    status = cudaLaunchKernelEx(&config, plan_phase<Step, kPhase>, step);
+  } else if constexpr (requires { step.workspace; }) {
+    int32_t* const spill = step.workspace + step.workspace_ints(shape.blocks);
+    status = cudaLaunchKernelEx(&config, spilled_phase<Step, kPhase>, step, spill, spilled);
+  }
+  cuda_check(status, "plan step launch");
   if constexpr (kPhase + 1 < Step::kPhases) launch_phases<Step, kPhase + 1>(step, shape, stream);
 }
 
@@ -92,7 +107,6 @@ template void launch_plan(const PackMeta&, PlanShape, uintptr_t);
 template void launch_plan(const InvertRows&, PlanShape, uintptr_t);
 template void launch_plan(const CompactRows&, PlanShape, uintptr_t);
 template void launch_plan(const PlanPermutation&, PlanShape, uintptr_t);
-template void launch_plan(const MapSegments&, PlanShape, uintptr_t);
-template void launch_plan(const MapTransposed&, PlanShape, uintptr_t);
+template void launch_plan(const TransposeChunks&, PlanShape, uintptr_t);
 
 }  // namespace flexep

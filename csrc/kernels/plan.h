@@ -20,7 +20,7 @@
 #include "plan/permutation.h"
 #include "plan/receive.h"
 #include "plan/resolve.h"
-#include "plan/segments.h"
+#include "plan/transpose.h"
 
 namespace flexep {
 

@@ -18,8 +18,7 @@ template void launch_plan(const PackMeta&, PlanShape, uintptr_t);
 template void launch_plan(const InvertRows&, PlanShape, uintptr_t);
 template void launch_plan(const CompactRows&, PlanShape, uintptr_t);
 template void launch_plan(const PlanPermutation&, PlanShape, uintptr_t);
-template void launch_plan(const MapSegments&, PlanShape, uintptr_t);
-template void launch_plan(const MapTransposed&, PlanShape, uintptr_t);
+template void launch_plan(const TransposeChunks&, PlanShape, uintptr_t);
 
 }  // namespace flexep
 #endif

@@ -14,7 +14,7 @@
 #include "plan/permutation.h"
 #include "plan/receive.h"
 #include "plan/resolve.h"
-#include "plan/segments.h"
+#include "plan/transpose.h"
 
 namespace {
 
@@ -124,7 +124,7 @@ struct World {
   int ranks, experts, top_k, alignment, capacity;
   std::vector<int> tokens;
   std::vector<Ints> topk_idx;
-  Ints place_of_expert, rank_of_place, rank_begin, sizes, order;
+  Ints place_of_expert, rank_of_place, rank_begin;
 
   explicit World(std::mt19937& random) {
     auto upto = [&](int n) { return static_cast<int>(random() % (n + 1)); };
@@ -143,8 +143,6 @@ struct World {
       for (int i = 0; i < tokens[r] * top_k; ++i) idx.push_back(upto(experts) - 1);
       topk_idx.push_back(idx);
     }
-    for (int s = 0; s < experts; ++s) sizes.push_back(upto(9)), order.push_back(s);
-    std::shuffle(order.begin(), order.end(), random);
   }
   flexep::TableView table() const {
     return {experts, ranks, place_of_expert.data(), rank_of_place.data(), rank_begin.data()};
@@ -222,7 +220,7 @@ Ints plan_ranks(const World& w, Shape shape) {
   return written.all;
 }
 
-/// The plan of one rank, of ids in the wide type, some of them no expert's; and the maps of segments.
+/// The plan of one rank, of ids in the wide type, some of them no expert's; and a transposed map.
 Ints plan_one(const World& w, Shape shape) {
   const int E = w.experts, T = w.tokens[0], K = w.top_k;
   const int most = w.capacity < 0 ? T * K + E * w.alignment : w.capacity;
@@ -250,20 +248,10 @@ Ints plan_one(const World& w, Shape shape) {
   permute.workspace = scratch.data();
   run(permute, shape);
   if (w.capacity < 0) row_src.resize(static_cast<size_t>(rows[0]));
-  Ints segments(50, kPoison), transposed(E * 6, kPoison);
-  run(flexep::MapSegments{{w.sizes.data(), false},
-                          {w.order.data(), false},
-                          E,
-                          1,
-                          w.alignment,
-                          40,
-                          50,
-                          segments.data(),
-                          nullptr},
-      shape);
-  run(flexep::MapTransposed{E * 6, E, 2, transposed.data()}, shape);
+  Ints transposed(E * 6, kPoison);
+  run(flexep::TransposeChunks{E * 6, E, 2, transposed.data()}, shape);
   Written written;
-  written.keep(ids, row_map, row_src, counts, padded, dropped, outside, rows, segments, transposed);
+  written.keep(ids, row_map, row_src, counts, padded, dropped, outside, rows, transposed);
   return written.all;
 }
 

@@ -55,11 +55,6 @@ MUTANTS = {
         "const int32_t cut",
     ),
     "padding keeps old words": ("plan/permutation.h", "row_src[start[e] + i] = -1;", "(void)i;"),
-    "a segment begins before lanes have sizes": (
-        "plan/segments.h",
-        "team.sync();\n    if (team.warp()",
-        "if (team.warp()",
-    ),
 }
 
 

@@ -227,5 +227,7 @@ CASES: dict[str, Callable[[], Iterator[Arguments]]] = {
     "multihot_probs": lambda: iter([(make_routing(130, 5, 9), torch.randn(130, 5), 9)]),
     "mask_indices": lambda: iter([(mask(), None), (mask(), 9)]),
     "mask_weights": lambda: iter([(torch.rand(130, 9), make_routing(130, 5, 9).int())]),
+    "take_columns": lambda: iter([(torch.randn(130, 9), make_routing(130, 5, 9))]),
+    "add_columns": lambda: iter([(torch.randn(130, 5), make_routing(130, 5, 9), 9)]),
     "pad_mask": lambda: iter([(mask(), 32)]),
 }

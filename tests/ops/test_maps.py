@@ -1,4 +1,4 @@
-"""Indices <-> multihot and routing-map padding: against loops, CPU against the CUDA composition, opcheck, refusals."""
+"""Indices <-> multihot and routing-map padding: against loops and torch compositions, opcheck, refusals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexep.errors import ArgumentError
-from flexep.ops import composite, indices_to_multihot, maps, multihot_to_indices, pad_routing_map
+from flexep.ops import indices_to_multihot, maps, multihot_to_indices, pad_routing_map
+from tests.ops import composed_maps
 from tests.ops.reference import assert_bits
 
 worlds = given(
@@ -41,8 +42,8 @@ def test_indices_to_multihot(T: int, K: int, E: int, empty: float, seed: int) ->
         assert probs is not None
         assert_bits(probs, want_probs)
     assert indices_to_multihot(idx, num_experts=E)[1] is None
-    assert torch.equal(composite.multihot_mask(idx, E), want_mask)
-    assert_bits(composite.multihot_probs(idx, weights, E), want_probs)
+    assert torch.equal(composed_maps.multihot_mask(idx, E), want_mask)
+    assert_bits(composed_maps.multihot_probs(idx, weights, E), want_probs)
 
 
 @worlds
@@ -60,7 +61,7 @@ def test_multihot_to_indices(T: int, K: int, E: int, empty: float, seed: int) ->
         assert weights is not None
         want = [[probs[t, e].item() for e in row] + [0.0] * (width - len(row)) for t, row in enumerate(rows)]
         assert weights.tolist() == want
-        assert_bits(composite.mask_indices(mask, width), idx)
+        assert_bits(composed_maps.mask_indices(mask, width), idx)
         back_mask, back_probs = indices_to_multihot(idx, weights, num_experts=E)
         assert torch.equal(back_mask, mask)
         assert torch.equal(back_probs, probs * mask)
@@ -102,7 +103,7 @@ def test_pad_routing_map(T: int, multiple: int) -> None:
     for e in range(9):
         free = [t for t in range(len(out)) if t >= T or not mask[t, e]]
         assert added[:, e].nonzero().flatten().tolist() == free[: int(-counts[e] % multiple)]
-    assert torch.equal(composite.pad_mask(mask, multiple), out)
+    assert torch.equal(composed_maps.pad_mask(mask, multiple), out)
 
 
 def test_a_column_view_and_a_transposed_mask() -> None:

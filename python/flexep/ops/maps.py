@@ -1,8 +1,8 @@
 """Routing maps: top-k indices <-> multihot masks (with weights), and the padding of a mask's columns.
 
-Shape letters: T tokens, K slots a token, E experts. On the CPU these are csrc/ops/maps.h; on CUDA, torch
-compositions. All raise ArgumentError for a wrong dtype, device or shape, and on the CPU for ids out of range
-and NaN weights.
+Shape letters: T tokens, K slots a token, E experts. All raise ArgumentError for a wrong dtype, device or shape, and on
+the CPU for ids out of range and NaN weights; on CUDA, where values cannot be judged without a wait, an id out of range
+is an empty slot.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from flexep._native import maps as native
 from flexep.errors import ArgumentError
-from flexep.ops import _check, composite
+from flexep.ops import _check
 
 
 def indices_to_multihot(
@@ -91,6 +91,32 @@ def _check_mask(name: str, mask: torch.Tensor) -> None:
     _check.tensor(name, mask, dim=2, dtypes=(torch.bool,))
 
 
+def _check_ids(name: str, idx: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """CPU: int32 ids in [-1, E). CUDA: the ids as they are; the kernels take int64 and any value."""
+    if idx.device.type == "cpu":
+        return _check.expert_ids(name, idx, num_experts)
+    _check.tensor(name, idx, dim=2, dtypes=_check.IDS)
+    _check.at_least("num_experts", num_experts, 1)
+    return idx
+
+
+def _take_columns(values: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
+    """fp32 [T, K]: values[t, idx[t, k]], 0 where the index is -1."""
+    if values.device.type != "cpu":
+        return native.take_columns_cuda(values, idx)
+    taken = values.gather(1, idx.clamp(min=0).long())
+    return torch.where(idx < 0, torch.zeros_like(taken), taken)
+
+
+def _add_columns(values: torch.Tensor, idx: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """fp32 [T, E]: the values [T, K] of each expert, added by ascending k. `idx` has been checked."""
+    if idx.device.type != "cpu":
+        return native.multihot_probs_cuda(idx, values, num_experts)
+    probs = native.indices_to_multihot(idx.to(torch.int32).contiguous(), values, num_experts)[1]
+    assert probs is not None
+    return probs
+
+
 def _check_weights(name: str, weights: torch.Tensor, like: torch.Tensor) -> None:
     _check.no_nan(name, weights)
     _check.same_device(name, weights, like)
@@ -101,10 +127,10 @@ def _check_weights(name: str, weights: torch.Tensor, like: torch.Tensor) -> None
 @torch.library.custom_op("flexep::multihot_mask", mutates_args=())
 def multihot_mask(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
     """bool [T, E]: the experts that each token names."""
-    idx_TK = _check.expert_ids("topk_idx", topk_idx, num_experts)
+    idx_TK = _check_ids("topk_idx", topk_idx, num_experts)
     if idx_TK.device.type == "cpu":
         return native.indices_to_multihot(idx_TK, None, num_experts)[0]
-    return composite.multihot_mask(idx_TK, num_experts)
+    return native.multihot_mask_cuda(idx_TK, num_experts)
 
 
 @multihot_mask.register_fake
@@ -115,17 +141,13 @@ def _multihot_mask_fake(topk_idx: torch.Tensor, num_experts: int) -> torch.Tenso
 @torch.library.custom_op("flexep::multihot_probs", mutates_args=())
 def multihot_probs(topk_idx: torch.Tensor, weights: torch.Tensor, num_experts: int) -> torch.Tensor:
     """fp32 [T, E]: the weight of each expert, those of repeated ids added by ascending k."""
-    idx_TK = _check.expert_ids("topk_idx", topk_idx, num_experts)
+    idx_TK = _check_ids("topk_idx", topk_idx, num_experts)
     _check_weights("weights", weights, topk_idx)
     if weights.shape != topk_idx.shape:
         raise ArgumentError(
             "weights", tuple(weights.shape), f"the shape of topk_idx, {tuple(topk_idx.shape)}"
         )
-    if idx_TK.device.type == "cpu":
-        probs_TE = native.indices_to_multihot(idx_TK, weights, num_experts)[1]
-        assert probs_TE is not None
-        return probs_TE
-    return composite.multihot_probs(idx_TK, weights, num_experts)
+    return _add_columns(weights, idx_TK, num_experts)
 
 
 @multihot_probs.register_fake
@@ -145,7 +167,7 @@ def mask_indices(mask: torch.Tensor, top_k: int | None) -> torch.Tensor:
     if mask.shape[0] * top_k > _check.INT32_MAX:
         raise ArgumentError("top_k", top_k, f"at most {_check.INT32_MAX} slots for {mask.shape[0]} tokens")
     if not on_cpu:
-        return composite.mask_indices(mask, top_k)
+        return native.mask_indices_cuda(mask, top_k)
     idx_TK, _, too_wide = native.multihot_to_indices(mask, None, top_k)
     if too_wide >= 0:
         raise ArgumentError(
@@ -164,8 +186,8 @@ def _mask_indices_fake(mask: torch.Tensor, top_k: int | None) -> torch.Tensor:
 def mask_weights(probs: torch.Tensor, topk_idx: torch.Tensor, name: str = "probs") -> torch.Tensor:
     """fp32 [T, K]: probs[t, topk_idx[t, k]], 0 in empty slots. `name` is what errors call probs."""
     _check_weights(name, probs, topk_idx)
-    _check.expert_ids("topk_idx", topk_idx, probs.shape[1])
-    return composite.take_columns(probs, topk_idx)
+    _check_ids("topk_idx", topk_idx, probs.shape[1])
+    return _take_columns(probs, topk_idx)
 
 
 @mask_weights.register_fake
@@ -180,11 +202,7 @@ def pad_mask(mask: torch.Tensor, multiple: int) -> torch.Tensor:
     _check.at_least("multiple", multiple, 1)
     if -(-mask.shape[0] // multiple) * multiple > _check.INT32_MAX:
         raise ArgumentError("multiple", multiple, f"at most {_check.INT32_MAX} rows with padding")
-    return (
-        native.pad_routing_map(mask, multiple)
-        if mask.device.type == "cpu"
-        else composite.pad_mask(mask, multiple)
-    )
+    return native.pad_routing_map(mask, multiple)
 
 
 @pad_mask.register_fake
@@ -192,12 +210,34 @@ def _pad_mask_fake(mask: torch.Tensor, multiple: int) -> torch.Tensor:
     return mask.new_empty((mask.shape[0] + multiple - 1) // multiple * multiple, mask.shape[1])
 
 
+@torch.library.custom_op("flexep::take_columns", mutates_args=())
+def take_columns(values: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
+    """fp32 [T, K]: values[t, idx[t, k]], 0 in empty slots. Of gradients: NaN is one, and the ids have been checked."""
+    return _take_columns(values, idx)
+
+
+@take_columns.register_fake
+def _take_columns_fake(values: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
+    return values.new_empty(idx.shape)
+
+
+@torch.library.custom_op("flexep::add_columns", mutates_args=())
+def add_columns(values: torch.Tensor, idx: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """fp32 [T, E]: the values [T, K] of each expert, added by ascending k. Of gradients, as take_columns."""
+    return _add_columns(values, idx, num_experts)
+
+
+@add_columns.register_fake
+def _add_columns_fake(values: torch.Tensor, idx: torch.Tensor, num_experts: int) -> torch.Tensor:
+    return values.new_empty(idx.shape[0], num_experts)
+
+
 def _probs_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(inputs[0])
 
 
 def _probs_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return None, composite.take_columns(grad, ctx.saved_tensors[0]), None
+    return None, take_columns(grad, ctx.saved_tensors[0]), None
 
 
 def _weights_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -206,7 +246,7 @@ def _weights_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 
 def _weights_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return composite.multihot_probs(ctx.saved_tensors[0], grad, ctx.num_experts), None, None
+    return add_columns(grad, ctx.saved_tensors[0], ctx.num_experts), None, None
 
 
 multihot_probs.register_autograd(_probs_backward, setup_context=_probs_setup)

@@ -1,4 +1,4 @@
-"""Routing maps composed from torch operations: what CUDA tensors take. Bits are those of csrc/ops/maps.h."""
+"""Routing maps composed from torch operations: a second opinion on csrc/ops, on either device."""
 
 from __future__ import annotations
 
