@@ -8,17 +8,21 @@ import pytest
 import torch
 
 import flexep
+from flexep.config import WINDOWED
 from flexep.planning import Topology, counted, draw, make_workload
 from flexep.planning.movement import Scene
 from flexep.planning.patterns import PATTERNS
 from flexep.planning.terms import price
 
 TOKENS, HIDDEN, TOP_K = 40, 16, 3
+SHAPES = [(1, 1, 4), (3, 3, 2), (4, 4, 10), (6, 6, 12)]
+DOMAINS = [(2, 1, 5), (4, 2, 10), (6, 2, 12), (6, 3, 4)]  # 2x1, 2x2, 3x2, 2x3
 CASES = [
-    (name, ranks, experts, capacity, layout, routing)
-    for name, (ranks, experts), (capacity, layout, routing) in itertools.product(
-        flexep.BACKENDS,
-        [(1, 4), (3, 2), (4, 10), (6, 12)],
+    (name, shape, *how)
+    for names, shapes in ((flexep.BACKENDS, SHAPES), (("deepep", "hybridep"), DOMAINS))
+    for name, shape, how in itertools.product(
+        names,
+        shapes,
         [
             (None, "expert_major", "uniform"),
             (None, "flat", "zipf"),
@@ -31,13 +35,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "ranks", "experts", "capacity", "layout", "routing"), CASES)
+@pytest.mark.parametrize(("name", "shape", "capacity", "layout", "routing"), CASES)
 def test_counters(
-    name: str, ranks: int, experts: int, capacity: float | None, layout: str, routing: str
+    name: str, shape: tuple[int, int, int], capacity: float | None, layout: str, routing: str
 ) -> None:
+    ranks, size, experts = shape
     work = make_workload(
         ranks=ranks,
-        domain_size=ranks,
+        domain_size=size,
         tokens=TOKENS,
         hidden=HIDDEN,
         experts=experts,
@@ -48,7 +53,7 @@ def test_counters(
         routing=routing,
         seed=ranks,
     )
-    topology, sample = Topology(ranks=ranks, domain_size=ranks), draw(work, 10**6)
+    topology, sample = Topology(ranks=ranks, domain_size=size), draw(work, 10**6)
     assert sample.exact
     load = counted(work, topology, sample)
     pattern = PATTERNS[name](Scene(work, topology, load))
@@ -65,6 +70,7 @@ def test_counters(
         alignment=4,
         overflow="drop",
         placement=work.config.placement,
+        domain_size=work.config.domain_size,
     )
     x = [torch.randn(len(idx), HIDDEN).bfloat16() for idx in sample.topk_idx]
     weights = [torch.rand(len(idx), TOP_K) for idx in sample.topk_idx]
@@ -81,6 +87,12 @@ def test_counters(
     said = sum(traffic.remote_bytes for op, traffic in count.items() if not op.endswith(".rows"))
     assert dispatch.metadata.total == said
     assert combine.metadata.total == 0
+    if name == "hybridep":  # deepep knows no rails: it reaches every rank in one hop
+        for move, op in ((pattern.dispatch, "dispatch.rows"), (pattern.combine, "combine.rows")):
+            assert float(move.rows.rail_send.sum()) == count[op].rail_rows
+            assert move.row_bytes * count[op].rail_rows == count[op].rail_bytes
+        others = sum(traffic.rail_bytes for op, traffic in count.items() if not op.endswith(".rows"))
+        assert float(pattern.dispatch.metadata.rail_send.sum()) == others
     everything = sum(traffic.remote_bytes for traffic in count.values())
     assert dispatch.remote.total + combine.remote.total == everything
 
@@ -89,7 +101,9 @@ def test_counters(
     assert load.dropped == sum(int(r.dropped.sum()) for r in received)
     staging = {b.name: b.worst for b in pattern.memory if b.kind == "staging"}
     assert staging == ep.memory_plan().staging_bytes
-    assert not [b for b in pattern.memory if b.kind == "window"]
+    (window,) = [b.worst for b in pattern.memory if b.kind == "window"] or [0]
+    assert window == ep.memory_plan().window_bytes
+    assert (window > 0) == (name in WINDOWED)
     assert all(b.here <= b.worst for b in pattern.memory)
     largest = max(r.x.numel() * r.x.element_size() for r in received)
     assert next(b.here for b in pattern.memory if b.name == "received rows (r.x)") == largest

@@ -65,11 +65,13 @@ def test_a_hierarchy_saves_rail_bytes_and_is_the_flat_pattern_in_one_domain() ->
 
 
 def test_choice_between_what_this_build_has() -> None:
-    """One slot a token, two ranks: half the tokens stay, so all-to-all. All experts: all-gather moves no more
-    and needs no send buffer in dispatch, but its combine gathers twice the rows."""
+    """Of collectives, with one slot a token and two ranks: half the tokens stay, so all-to-all. With all experts:
+    all-gather moves no more and needs no send buffer in dispatch, but its combine gathers twice the rows. What moves
+    the same rows and overlaps its passes is never behind."""
     found = predicted(2, 2, top_k=1)
     assert found.runnable == list(flexep.BACKENDS)
-    assert found.choice(found.runnable) == "alltoall"
+    assert found.choice(["allgather", "alltoall"]) == "alltoall"
+    assert found.choice(found.runnable) == "deepep"
     many = predicted(2, 2, tokens=4096, hidden=7168, top_k=32)
     cost = {name: many.closed[name].dispatch.total_us for name in ("allgather", "alltoall")}
     assert cost["allgather"] < cost["alltoall"]
@@ -81,7 +83,7 @@ def test_what_does_not_run_here_says_why() -> None:
     assert set(found.why_not) == set(PATTERNS)
     assert found.runnable == []
     assert "fp8" in found.why_not["alltoall"]
-    assert "predicted traffic pattern" in found.why_not["deepep"]
+    assert "fp8" in found.why_not["deepep"]
     half = (
         found.closed["alltoall"].dispatch.rows.total / predicted(4, 4).closed["alltoall"].dispatch.rows.total
     )
@@ -89,6 +91,18 @@ def test_what_does_not_run_here_says_why() -> None:
     assert (
         found.closed["alltoall"].combine.rows.total == predicted(4, 4).closed["alltoall"].combine.rows.total
     )
+
+
+def test_a_window_is_bounded_whatever_the_ranks() -> None:
+    """The default budget of the rings, and the words, boards and records beside them, which grow with the ranks."""
+    found = predicted(72, 8, tokens=4096, hidden=7168, experts=288, top_k=8)
+    windows = {
+        name: [b.worst for b in priced.memory if b.kind == "window"] for name, priced in found.drawn.items()
+    }
+    assert windows["allgather"] == windows["alltoall"] == []
+    for name in ("deepep", "hybridep"):
+        (window,) = windows[name]
+        assert 8 << 20 < window < (32 << 20) + 72 * (128 << 10) + (1 << 20)
 
 
 def test_2048_ranks_in_seconds() -> None:

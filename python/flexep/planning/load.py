@@ -65,7 +65,7 @@ def closed_form(work: Workload, topology: Topology) -> Load:
 def counted(work: Workload, topology: Topology, sample: Sample) -> Load:
     """The real plan on the drawn routing: exact where every token was drawn, else scaled to all tokens.
 
-    With a capacity, a token that loses every slot on a rank still counts as one that the rank needs.
+    With a capacity, a rank needs a token only if it keeps a slot of it.
     """
     config, R = work.config, topology.ranks
     table = PlanTable(config.num_experts, R, work.rank_of_expert)
@@ -75,24 +75,42 @@ def counted(work: Workload, topology: Topology, sample: Sample) -> Load:
     tokens_R = torch.tensor(sample.tokens_R, dtype=torch.float64)
     drawn_R = torch.tensor([len(idx) for idx in sample.topk_idx], dtype=torch.float64)
     scale_R = tokens_R / drawn_R.clamp(min=1)
-    total_E = torch.zeros(config.num_experts, dtype=torch.float64)
-    crossing_RR = torch.empty(R, R, dtype=torch.float64)
-    crossing_RD = torch.empty(R, topology.domains, dtype=torch.float64)
-    for s, idx in enumerate(sample.topk_idx):
-        counts_E, needed_R = count_slots(idx, table)
-        total_E += counts_E * scale_R[s]
-        crossing_RR[s] = needed_R * scale_R[s]
-        crossing_RD[s] = count_slots(idx, by_domain)[1] * scale_R[s]
+    slots_RE = torch.stack([count_slots(idx, table)[0] for idx in sample.topk_idx]) * scale_R[:, None]
     # Sizes follow from sums over sources alone, so all of them may stand in the first row.
     counts_RE = torch.zeros(R, config.num_experts, dtype=torch.int32)
-    counts_RE[0] = total_E.round().to(torch.int32)
+    counts_RE[0] = slots_RE.sum(0).round().to(torch.int32)
     resolved = resolve(counts_RE, table, config.alignment, config.capacity_rows)
+    before_RE = slots_RE.cumsum(0) - slots_RE
+    crossing_RR = torch.empty(R, R, dtype=torch.float64)
+    crossing_RD = torch.empty(R, topology.domains, dtype=torch.float64)
+    for s, drawn in enumerate(sample.topk_idx):
+        idx = drawn
+        if config.capacity_rows is not None:
+            idx = _kept(drawn, table, before_RE[s], float(scale_R[s]), resolved.kept_E)
+        crossing_RR[s] = count_slots(idx, table)[1] * scale_R[s]
+        crossing_RD[s] = count_slots(idx, by_domain)[1] * scale_R[s]
     kept_R = torch.zeros(R, dtype=torch.float64).index_add(
         0, table.rank_of_place.long(), resolved.kept_E.double()
     )
     capacity = config.capacity_rows
     rows_R = resolved.rows_R.double() if capacity is None else torch.full_like(kept_R, capacity)
     return Load(tokens_R, crossing_RR, crossing_RD, kept_R, rows_R, float(resolved.dropped_E.sum()))
+
+
+def _kept(
+    idx_TK: torch.Tensor, table: PlanTable, before_E: torch.Tensor, scale: float, kept_E: torch.Tensor
+) -> torch.Tensor:
+    """A source's expert ids, -1 where the slot comes after the kept rows of its expert. By place: `before_E` slots of
+    the sources before this one, `kept_E` rows that are kept; each slot here stands for `scale` of them."""
+    E = table.num_experts
+    place = torch.where(idx_TK < 0, E, table.place_of_expert[idx_TK.clamp(min=0).long()].long()).flatten()
+    order = place.argsort(stable=True)  # (place, token, slot): the order of rows
+    counts = torch.bincount(place, minlength=E + 1)
+    nth = torch.empty_like(place)
+    nth[order] = torch.arange(len(place)) - (counts.cumsum(0) - counts)[place[order]]
+    at = place.clamp(max=E - 1)
+    kept = (place < E) & (before_E[at] + nth * scale < kept_E[at])
+    return torch.where(kept.view(idx_TK.shape), idx_TK, -1)
 
 
 def _needed(experts: int, held: int, top_k: int) -> float:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from flexep.config import WIRES as DTYPES
-from flexep.dispatchers import BACKENDS
 from flexep.errors import ArgumentError
 from flexep.planning.load import Load, closed_form, counted
 from flexep.planning.movement import Buffer, Scene
@@ -47,7 +46,7 @@ class Priced:
 class Prediction:
     """Everything predicted. `closed` and `drawn` map a dispatcher to its price under either load.
 
-    runnable: whether this build has the dispatcher with this wire; if not, `why_not` says what is missing.
+    runnable: whether this build runs the dispatcher with this wire; if not, `why_not` says what is missing.
     """
 
     closed: dict[str, Priced]
@@ -106,9 +105,7 @@ def predict(work: Workload, topology: Topology, names: Sequence[str], sample: Sa
     uniform, drawn = closed_form(work, topology), counted(work, topology, sample)
     why_not = {}
     for name in names:
-        if name not in BACKENDS:
-            why_not[name] = "predicted traffic pattern; this build has no such dispatcher"
-        elif work.wire not in DTYPES:
+        if work.wire not in DTYPES:
             why_not[name] = f"this build does not send {work.wire}"
     return Prediction(
         closed={name: _price(Scene(work, topology, uniform), name) for name in names},

@@ -1,0 +1,130 @@
+"""The traffic patterns of one-sided dispatchers, whose movers expand, reduce and cast while rows move."""
+
+from __future__ import annotations
+
+import torch
+
+from flexep.dispatchers._agree import HEADER_INTS
+from flexep.dispatchers._window_shape import window_shape
+from flexep.planning.crossings import Crossings, by_rail, direct, to_everyone
+from flexep.planning.movement import Buffer, Movement, Pass, Pattern, Scene
+
+
+def deepep(scene: Scene) -> Pattern:
+    """Straight to each destination rank: one crossing per (token, destination rank)."""
+    rows = direct(scene.topology, scene.load.crossing_RR)
+    metadata = _published(scene, 0).plus(rows.times(scene.slot_meta))
+    out = [_stage(scene), _place(scene)]
+    back = [] if scene.flat else [scene.expert_reduce(scene.received_R)]
+    handshakes = 3 + scene.static  # header, counts of kept rows, metadata, rows
+    dispatch = _dispatch(
+        scene, rows, metadata, out, handshakes,
+        "distinct (token, destination rank) pairs, own rank not counted", f"{_said(scene)}, and 4 (1 + 2K) B a row",
+    )  # fmt: skip
+    combine = _combine(scene, rows, [*back, scene.final_reduce()], 1)
+    return Pattern(dispatch, combine, _memory(scene, scene.R))
+
+
+def hybridep(scene: Scene) -> Pattern:
+    """One rail crossing per (token, remote domain), then one link crossing per destination of that domain."""
+    if scene.topology.domains == 1:
+        return deepep(scene)
+    rows = by_rail(scene.topology, scene.load.crossing_RR, scene.load.crossing_RD)
+    rail_meta = 4 * (1 + 3 * scene.K)  # also the index in the domain of each slot
+    metadata = _published(scene, scene.topology.domains).plus(rows.times(scene.slot_meta, rail_meta))
+    forward = "write every row that came over the rail, read it to forward it"
+    out = [Pass("relay", 2 * rows.rail_recv * scene.wire, forward), _stage(scene), _place(scene)]
+    back = [] if scene.flat else [scene.expert_reduce(scene.received_R)]
+    added = "read the partial sums of the domain for tokens of others, write one row a token"
+    back.append(Pass("relay", (_relay_reads(scene) + rows.rail_recv) * scene.home, added))
+    final = "(own domain's partial sums + one row a remote domain + T) x home row"
+    back.append(Pass("final reduce", (_own_domain(scene) + rows.rail_send + scene.T_R) * scene.home, final))
+    handshakes = 6 + scene.static  # header, counts of rails, two hops of metadata, two of rows
+    dispatch = _dispatch(
+        scene, rows, metadata, out, handshakes,
+        "rail: distinct (token, remote domain) pairs; link: distinct (token, rank) pairs, from the relay",
+        f"{_said(scene)} and 4 D B; a row 4 (1 + 2K) B on the link, 4 (1 + 3K) B on the rail",
+    )  # fmt: skip
+    return Pattern(dispatch, _combine(scene, rows, back, 2), _memory(scene, scene.S))
+
+
+def _published(scene: Scene, more: int) -> Crossings:
+    """Integers that every rank tells every other before rows move, in bytes: the header; with a capacity the kept
+    rows for each rank; `more` for rails."""
+    ints = HEADER_INTS + scene.E + scene.R + 1 + (scene.R if scene.static else 0) + more
+    return to_everyone(scene.topology, scene.every(4 * ints))
+
+
+def _said(scene: Scene) -> str:
+    return f"to each peer 4 ({HEADER_INTS + 1} + E + {'2R' if scene.static else 'R'}) B"
+
+
+def _stage(scene: Scene) -> Pass:
+    return Pass(
+        "staging", 2 * scene.T_R * scene.wire, "read x, write it into the window (zero copy saves both)"
+    )
+
+
+def _place(scene: Scene) -> Pass:
+    """Received rows to where the experts want them."""
+    if not scene.flat:
+        return scene.expand(scene.received_R)
+    return Pass(
+        "expand", 2 * scene.received_R * scene.wire, "read and write every received row, own rank's included"
+    )
+
+
+def _dispatch(
+    scene: Scene,
+    rows: Crossings,
+    metadata: Crossings,
+    passes: list[Pass],
+    handshakes: int,
+    words: str,
+    said: str,
+) -> Movement:
+    plan_R, plan_formula = scene.plan_of_own(scene.received_R)
+    return Movement(
+        rows,
+        scene.wire,
+        metadata,
+        passes,
+        handshakes,
+        True,
+        words,
+        said,
+        plan_R=plan_R,
+        plan_formula=plan_formula,
+    )
+
+
+def _combine(scene: Scene, rows: Crossings, passes: list[Pass], hops: int) -> Movement:
+    back = "the same rows on their way back"
+    return Movement(rows.reversed(), scene.home, rows.times(0), passes, hops, True, back, "none")
+
+
+def _memory(scene: Scene, hop_size: int) -> list[Buffer]:
+    """One window, whatever the routing: its rings have a budget. Metadata as the dispatcher plans it."""
+    R, T = scene.R, scene.work.config.max_tokens
+    window = float(window_shape(scene.work.config, hop_size).nbytes)
+    worst = T * min(scene.K, R) + R * T
+    here = float((scene.sent_R + scene.received_R).max())
+    return [
+        Buffer("window", "window", window, window),
+        Buffer("metadata", "staging", here * scene.slot_meta, worst * scene.slot_meta),
+        *scene.results(scene.flat_static if scene.static else R * T),
+    ]
+
+
+def _relay_reads(scene: Scene) -> torch.Tensor:
+    """Partial sums [R] that each relay adds for tokens of other domains, its own rank's included."""
+    D, S = scene.topology.domains, scene.S
+    by_domain = scene.load.crossing_RR.view(D, S, D, S).sum(3)  # [source domain, index, destination domain]
+    own = by_domain.diagonal(dim1=0, dim2=2).T  # tokens of the domain itself go straight home
+    return (by_domain.sum(0).T - own).reshape(-1)
+
+
+def _own_domain(scene: Scene) -> torch.Tensor:
+    """Partial sums [R] that come home from the own domain, own rank included."""
+    inside = direct(scene.topology, scene.load.crossing_RR).link_send
+    return inside + scene.load.crossing_RR.diagonal()
