@@ -6,7 +6,7 @@ namespace flexep {
 
 constexpr int kReduceSlots = 2048;            // of a tile at most
 constexpr int kReduceCtas = 4;                // of one SM
-constexpr int kDotVectors = 4;                // of either row that a lane loads before it adds the first
+constexpr int kDotVectors = 2;                // of either row that a lane loads before it adds the first
 constexpr std::int32_t kNoTerm = 0x7fffffff;  // sorts behind every row
 
 /// Rows of one sum that a lane loads before it adds the first; sums of groups need registers of their own.

@@ -32,14 +32,19 @@ WIDER: tuple[dict[str, Any], ...] = (
 )
 
 
+def ramp(count: int, device: torch.device) -> torch.Tensor:
+    """fp32 [count], the same bits on every device."""
+    return (torch.arange(count, device=device) % 97 - 48).float() / 64
+
+
 def through(
     logits_TE: torch.Tensor, bias_E: torch.Tensor | None, padding_T: torch.Tensor | None, config: RouterConfig
 ) -> tuple[torch.Tensor, ...]:
     """Everything the operation computes: ids, weights, probabilities and gradients by one or both of them."""
     logits_TE = logits_TE.detach().requires_grad_()
     idx_TK, weights_TK, probs_TE = choose_and_weigh(logits_TE, config, bias_E, padding_T, True)
-    up_TK = torch.linspace(-1, 1, weights_TK.numel()).view_as(weights_TK).to(logits_TE.device)
-    up_E = torch.linspace(-2, 1, config.num_experts).to(logits_TE.device)
+    up_TK = ramp(weights_TK.numel(), logits_TE.device).view_as(weights_TK)
+    up_E = ramp(config.num_experts, logits_TE.device)
     grads = [
         torch.autograd.grad([weights_TK], logits_TE, [up_TK], retain_graph=True)[0],
         torch.autograd.grad([probs_TE.sum(0)], logits_TE, [up_E], retain_graph=True)[0],
@@ -131,7 +136,7 @@ def test_one_kernel_each_way() -> None:
     ]
     for name, call in calls:
         call()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as trace:
             call()
             torch.cuda.synchronize()
         kernels = [e.name for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
