@@ -107,7 +107,7 @@ def test_a_plan_moves_no_rows_and_leaves_the_dispatcher_as_it_was() -> None:
         pool.run(rank.start, case)
         for column in [*(("flexep", name) for name in flexep.BACKENDS), ("torch", "all_to_all_single")]:
             pool.run(rank.call, "open", column)
-            pool.run(rank.call, "measure", column, rank.PLAN, 2)
+            pool.run(rank.call, "plan", column, 2)
             for rows, others in pool.run(planned_bytes, column):
                 assert (rows, others > 0) == (0, True)
             assert pool.run(rank.call, "check", column) == [[]] * 3

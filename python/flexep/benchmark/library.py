@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
-from unittest import mock
 
 import torch
 
@@ -105,9 +104,13 @@ class FlexEP(Library):
 
     def plan(self, step: int) -> None:
         """Rows stay where they are, on every rank alike: a dispatch whose back end delivers none."""
-        backend, nothing = self._ep._alive().backend, self._steps[step].x[:0]
-        with mock.patch.object(backend, "deliver", return_value=Rows([nothing], None)):
-            self._plan(self._steps[step])
+        routed = self._steps[step]
+        own = vars(self._ep._alive().backend)  # hides the method of its class for as long as this takes
+        own["deliver"] = lambda *_, **__: Rows([routed.x[:0]], None)
+        try:
+            self._plan(routed)
+        finally:
+            del own["deliver"]
 
     def dispatch(self, step: int) -> Any:
         routed = self._steps[step]

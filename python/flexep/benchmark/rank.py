@@ -91,14 +91,17 @@ class RankBench:
         return best
 
     def measure(self, column: Column, op: str, count: int) -> Times:
-        """A plan, dispatch or combine alone, each call behind a gate."""
+        """Dispatch or combine alone, each call behind a gate."""
         library, step = self.libraries[column], self._step()
-        if op == PLAN:
-            return gated(lambda: library.plan(step), count, self.ctx.device)
         if op == "dispatch":
             return gated(lambda: library.dispatch(step), count, self.ctx.device)
         delivered = library.dispatch(step)
         return gated(lambda: library.combine(delivered.x, delivered), count, self.ctx.device)
+
+    def plan(self, column: Column, count: int) -> list[float]:
+        """The periods of plans back to back, as roundtrips are timed."""
+        library = self.libraries[column]
+        return chained(lambda: library.plan(self._step()), count, self.ctx.device)
 
     def chain(self, column: Column, count: int) -> tuple[list[float], list[str]]:
         """Roundtrips back to back; their periods, and what is wrong with the rows and sums of the last one."""

@@ -71,6 +71,9 @@ class Run:
         fitting = int(self.case.time_limit / self.pace[column])
         count = math.ceil(max(MIN_SAMPLES, min(most, fitting)) / self.turns)
         kept = self.samples.setdefault((column, op), [])
+        if op == PLAN:
+            kept += [list(each) for each in zip(*self.ranks("plan", column, count), strict=True)]
+            return
         if op == "roundtrip":
             results = self.ranks("chain", column, count)
             self._note(column, "last of the chain", [wrong for _, wrong in results])
@@ -110,7 +113,7 @@ class Run:
     def _times(self, column: Column, op: str) -> tuple[float, float]:
         """Median and p99 in microseconds."""
         samples = self.samples[column, op]
-        if op == "roundtrip":  # a chain has no slowest rank: all run at one pace
+        if op in (PLAN, "roundtrip"):  # a chain has no slowest rank: all run at one pace
             by_rank = [sorted(times) for times in zip(*samples, strict=True)]
             median, p99 = (statistics.median(quantile(t, q) for t in by_rank) for q in (0.5, 0.99))
             return median, p99
