@@ -1,9 +1,12 @@
 # Written by `make stubs` from the compiled module; do not edit.
 import collections.abc
 
+MAP_BANDS: int
 MAX_DEVICE_OPS: int
 MAX_DEVICE_RANKS: int
 cuda_archs: str
+route_max_experts: int
+route_max_top_k: int
 
 class Arrivals:
     def __init__(self, token: int, base: int, rows: int, top_k: int) -> None: ...
@@ -92,6 +95,9 @@ class HostWindows:
     @property
     def epoch(self) -> int: ...
 
+class Integers:
+    def __init__(self, values: int, wide: bool) -> None: ...
+
 class Moved:
     def __init__(self) -> None: ...
     @property
@@ -124,6 +130,18 @@ class Report:
     def moved(self) -> Moved: ...
     @property
     def status(self) -> int: ...
+
+class RouteRule:
+    def __init__(
+        self,
+        score: int,
+        top_k: int,
+        num_groups: int,
+        topk_groups: int,
+        top2: bool,
+        renormalize: bool,
+        scaling: float,
+    ) -> None: ...
 
 class TableView:
     def __init__(
@@ -194,6 +212,16 @@ def count_slots(
     workspace: int,
     stream: int | None,
 ) -> None: ...
+def dequantize_rows(
+    out: int,
+    out_dtype: int,
+    payload: tuple[int, int, int],
+    scales: int,
+    rows: int,
+    hidden: int,
+    threads: int,
+    stream: int | None,
+) -> None: ...
 def device_collect(
     world: DeviceWorld, args: collections.abc.Sequence[CollectArgs], op: int, seconds: float, stream: int
 ) -> None: ...
@@ -212,6 +240,17 @@ def device_state_bytes(ranks: int) -> int: ...
 def dot_rows(
     out: int, a: tuple[int, int, int], b: tuple[int, int, int], idx: int, rows: int, hidden: int, threads: int
 ) -> None: ...
+def dot_rows_cuda(
+    out: int,
+    a: tuple[int, int, int],
+    b: tuple[int, int, int],
+    b_rows: int,
+    idx: int,
+    count: int,
+    repeat: int,
+    hidden: int,
+    stream: int,
+) -> None: ...
 def expand_rows(
     out: int,
     src: tuple[int, int, int],
@@ -224,12 +263,42 @@ def expand_rows(
     hidden: int,
     threads: int,
 ) -> None: ...
+def expand_rows_cuda(
+    out: int,
+    src: tuple[int, int, int],
+    row_map: int,
+    row_src: int,
+    weights: int,
+    carried: int,
+    carried_out: int,
+    words: int,
+    words_out: int,
+    words_a_row: int,
+    tokens: int,
+    top_k: int,
+    rows: int,
+    hidden: int,
+    stream: int,
+) -> None: ...
 def first_outside(values: int, count: int, low: int, high: int) -> int: ...
 def gather_rows(
     out: int, src: tuple[int, int, int], idx: int, weights: int, rows: int, hidden: int, threads: int
 ) -> None: ...
+def gather_rows_cuda(
+    out: int,
+    src: tuple[int, int, int],
+    src_rows: int,
+    idx: int,
+    weights: int,
+    rows: int,
+    hidden: int,
+    stream: int,
+) -> None: ...
 def indices_to_multihot(
     mask: int, probs: int, idx: int, weights: int, tokens: int, top_k: int, experts: int
+) -> None: ...
+def indices_to_multihot_cuda(
+    mask: int, probs: int, idx: Integers, weights: int, tokens: int, top_k: int, experts: int, stream: int
 ) -> None: ...
 def invert_rows(
     rows: int, received: int, top_k: int, num_rows: int, row_src: int, stream: int | None
@@ -238,6 +307,9 @@ def isa_names() -> list[str]: ...
 def multihot_to_indices(
     idx: int, weights: int, mask: int, probs: int, tokens: int, top_k: int, experts: int
 ) -> int: ...
+def multihot_to_indices_cuda(
+    idx: int, mask: int, tokens: int, top_k: int, experts: int, stream: int
+) -> None: ...
 def narrow(out: int, values: int, count: int, low: int, high: int) -> int: ...
 def pack_meta(
     slot_row: int,
@@ -252,8 +324,43 @@ def pack_meta(
     stream: int | None,
 ) -> None: ...
 def pad_routing_map(out: int, mask: int, tokens: int, experts: int, multiple: int) -> None: ...
-def plan_lanes(on_device: bool) -> int: ...
+def pad_routing_map_cuda(
+    out: int, mask: int, counts: int, tokens: int, experts: int, multiple: int, stream: int
+) -> None: ...
+def plan_permutation(
+    topk_idx: Integers,
+    tokens: int,
+    top_k: int,
+    experts: int,
+    alignment: int,
+    capacity: int,
+    ids: int,
+    row_map: int,
+    row_src: int,
+    counts: int,
+    padded: int,
+    dropped: int,
+    outside: int,
+    num_rows: int,
+    workspace: int,
+    stream: int | None,
+    blocks: int = ...,
+    lanes: int = ...,
+) -> None: ...
 def plan_workspace_ints(experts: int, ranks: int, on_device: bool) -> int: ...
+def quantize_rows(
+    payload: int,
+    scales: int,
+    src: tuple[int, int, int],
+    row_map: int,
+    row_src: int,
+    tokens: int,
+    top_k: int,
+    rows: int,
+    hidden: int,
+    threads: int,
+    stream: int | None,
+) -> None: ...
 def reduce_rows(
     out: int,
     out_dtype: int,
@@ -268,6 +375,21 @@ def reduce_rows(
     hidden: int,
     threads: int,
 ) -> None: ...
+def reduce_rows_cuda(
+    out: int,
+    out_dtype: int,
+    src: tuple[int, int, int],
+    src_rows: int,
+    idx: int,
+    weights: int,
+    groups: int,
+    group_dtype: int,
+    sort: bool,
+    tokens: int,
+    top_k: int,
+    hidden: int,
+    stream: int,
+) -> None: ...
 def resolve_rows(
     table: TableView,
     counts: int,
@@ -281,5 +403,48 @@ def resolve_rows(
     num_rows: int,
     stream: int | None,
 ) -> None: ...
+def route(
+    rule: RouteRule,
+    logits: int,
+    dtype: int,
+    bias: int,
+    padding: int,
+    tokens: int,
+    experts: int,
+    ids: int,
+    weights: int,
+    probs: int,
+    threads: int,
+    stream: int | None,
+) -> None: ...
+def route_grad(
+    rule: RouteRule,
+    logits: int,
+    dtype: int,
+    ids: int,
+    grad_weights: int,
+    grad_probs: int,
+    grad_probs_stride: int,
+    tokens: int,
+    experts: int,
+    grad_logits: int,
+    threads: int,
+    stream: int | None,
+) -> None: ...
+def segment_map_cuda(
+    map: int,
+    sizes: int,
+    order: int,
+    rows: int,
+    segments: int,
+    out_alignment: int,
+    src_alignment: int,
+    stream: int,
+) -> None: ...
 def set_isa(name: str) -> str: ...
+def take_columns_cuda(
+    out: int, values: int, idx: Integers, tokens: int, top_k: int, experts: int, stream: int
+) -> None: ...
+def take_cuda(out: int, values: int, num_values: int, index: int, count: int, stream: int) -> None: ...
+def transpose_chunks(num_rows: int, outer: int, inner: int, map: int, stream: int | None) -> None: ...
 def widest_row(mask: int, tokens: int, experts: int) -> int: ...
