@@ -6,22 +6,15 @@ op's backward is the other op, so what one direction needs the other has already
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 from flexep._native import rows as native
-from flexep._native.plan import PlanTable, assign_rows, count_slots, invert_rows, resolve
+from flexep._native.permutation import plan_permutation as native_plan
 from flexep.errors import ArgumentError
 from flexep.ops import _check
 from flexep.ops.rows import dot_slots, reduce_rows
-
-
-@lru_cache(maxsize=64)
-def _table(num_experts: int) -> PlanTable:
-    """One table a number of experts: its copies on CUDA devices are made once, so that later calls wait for nothing."""
-    return PlanTable(num_experts, 1)
 
 
 @torch.library.custom_op("flexep::plan_permutation", mutates_args=())
@@ -42,14 +35,7 @@ def plan_permutation(
         )
     if idx_TK is topk_idx:
         idx_TK = idx_TK.clone()  # an op's output may not be its input
-    table = _table(num_experts)
-    counts_E, _ = count_slots(idx_TK, table)
-    resolved = resolve(counts_E.unsqueeze(0), table, alignment, num_rows)
-    assigned = assign_rows(idx_TK, 0, resolved, table, num_send=idx_TK.shape[0])
-    row_map = assigned.slot_row
-    row_src = invert_rows(row_map, int(resolved.rows_R[0]) if num_rows is None else num_rows)
-    padded_E = (resolved.kept_E + (alignment - 1)) // alignment * alignment
-    return idx_TK, row_map, row_src, resolved.kept_E, padded_E.to(torch.int32), resolved.dropped_E
+    return idx_TK, *native_plan(idx_TK, num_experts, alignment, num_rows)
 
 
 @plan_permutation.register_fake
