@@ -1,8 +1,8 @@
 """Routing maps: top-k indices <-> multihot masks (with weights), and the padding of a mask's columns.
 
 Shape letters: T tokens, K slots a token, E experts. All raise ArgumentError for a wrong dtype, device or shape, and on
-the CPU for ids out of range and NaN weights; on CUDA, where values cannot be judged without a wait, an id out of range
-is an empty slot.
+the CPU (on CUDA with FLEXEP_DEBUG=1) for ids out of range and NaN weights; elsewhere on CUDA, where values cannot be
+judged without a wait, an id out of range is an empty slot.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def _check_mask(name: str, mask: torch.Tensor) -> None:
     _check.tensor(name, mask, dim=2, dtypes=(torch.bool,))
 
 
-def _check_ids(name: str, idx: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """CPU: int32 ids in [-1, E), and CUDA under FLEXEP_DEBUG=1. Else the ids as they are: kernels take any value."""
+def check_ids(name: str, idx: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Where values are judged, int32 ids in [-1, E); elsewhere the ids as they are, for kernels that take any value."""
     if _check.judges_values(idx):
         return _check.expert_ids(name, idx, num_experts)
     _check.tensor(name, idx, dim=2, dtypes=_check.IDS)
@@ -127,7 +127,7 @@ def _check_weights(name: str, weights: torch.Tensor, like: torch.Tensor) -> None
 @torch.library.custom_op("flexep::multihot_mask", mutates_args=())
 def multihot_mask(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
     """bool [T, E]: the experts that each token names."""
-    idx_TK = _check_ids("topk_idx", topk_idx, num_experts)
+    idx_TK = check_ids("topk_idx", topk_idx, num_experts)
     if idx_TK.device.type == "cpu":
         return native.indices_to_multihot(idx_TK, None, num_experts)[0]
     return native.multihot_mask_cuda(idx_TK, num_experts)
@@ -141,7 +141,7 @@ def _multihot_mask_fake(topk_idx: torch.Tensor, num_experts: int) -> torch.Tenso
 @torch.library.custom_op("flexep::multihot_probs", mutates_args=())
 def multihot_probs(topk_idx: torch.Tensor, weights: torch.Tensor, num_experts: int) -> torch.Tensor:
     """fp32 [T, E]: the weight of each expert, those of repeated ids added by ascending k."""
-    idx_TK = _check_ids("topk_idx", topk_idx, num_experts)
+    idx_TK = check_ids("topk_idx", topk_idx, num_experts)
     _check_weights("weights", weights, topk_idx)
     if weights.shape != topk_idx.shape:
         raise ArgumentError(
@@ -186,7 +186,7 @@ def _mask_indices_fake(mask: torch.Tensor, top_k: int | None) -> torch.Tensor:
 def mask_weights(probs: torch.Tensor, topk_idx: torch.Tensor, name: str = "probs") -> torch.Tensor:
     """fp32 [T, K]: probs[t, topk_idx[t, k]], 0 in empty slots. `name` is what errors call probs."""
     _check_weights(name, probs, topk_idx)
-    _check_ids("topk_idx", topk_idx, probs.shape[1])
+    check_ids("topk_idx", topk_idx, probs.shape[1])
     return _take_columns(probs, topk_idx)
 
 
