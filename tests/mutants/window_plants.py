@@ -15,7 +15,7 @@ import torch
 from flexep.dispatchers import _hops
 from flexep.dispatchers.deepep import DeepEP
 from flexep.dispatchers.hybridep import HybridEP
-from tests.mutants.planting import Undo, first_lost, replace_function, routes_changed, swapped
+from tests.mutants.planting import Undo, first_lost, own, replace_function, routes_changed, swapped
 
 
 def window_changed(owner: type, field: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Undo:
@@ -65,27 +65,27 @@ def last_block_lost(base: torch.Tensor) -> torch.Tensor:
 
 def window_lost_domain(owner: type) -> Undo:
     """Home adds nothing of the last domain that holds a slot of the token."""
+    original = owner.plan
 
-    def changed(route: Any) -> Any:
-        if route.one_sided.hops is None:
-            return route
-        size = route.one_sided.hops.domain_size
-        domain = route.home_rank.div(size, rounding_mode="floor")
-        last = domain == domain.amax(1, keepdim=True)
-        return replace(route, home_rank=torch.where(last, -1, route.home_rank))
+    def changed(self: Any, *args: Any) -> Any:
+        planned = original(self, *args)
+        if self.hop_size == self.config.num_ranks:
+            return planned
+        for one in planned:
+            home_rank = one.route.home_rank
+            domain = home_rank.div(self.hop_size, rounding_mode="floor")
+            last = domain == domain.amax(1, keepdim=True)
+            home_rank[last] = -1
+        return planned
 
-    return routes_changed(owner, changed)
-
-
-def hops_lost_member(distinct: Callable) -> Undo:
-    return replace_function(_hops._distinct, lambda *args: first_lost(distinct(*args), -1))
+    return own(owner, "plan", changed)
 
 
 def hops_wrong_owner(merge: Callable) -> Undo:
     """Per-slot numbers are taken from the peer that does not hold the slot."""
 
-    def changed(values: Any, record: Any, splits: Any, owner_NK: Any, owner_of_peer: Any) -> Any:
-        return merge(values, record, splits, owner_NK, owner_of_peer[::-1])
+    def changed(values: Any, record: Any, owner: Any, owner_NK: Any) -> Any:
+        return merge(values, record, owner.flip(0), owner_NK)
 
     return replace_function(_hops._merge, changed)
 
@@ -101,6 +101,8 @@ WINDOW_PLANTS |= {
     "hybridep: next row at the relay": partial(window_changed, HybridEP, "relay_token", next_instead),
     "hybridep: domain lost at the relay": partial(window_changed, HybridEP, "relay_base", last_block_lost),
     "hybridep: domain lost at home": partial(window_lost_domain, HybridEP),
-    "hybridep: member lost at the relay": partial(hops_lost_member, _hops._distinct),
+    "hybridep: member lost at the relay": partial(
+        window_changed, HybridEP, "relay_members", partial(first_lost, fill=-1)
+    ),
     "hybridep: slots of the wrong owner": partial(hops_wrong_owner, _hops._merge),
 }

@@ -42,53 +42,46 @@ def exchange_meta(
     R, K = sent_RR.shape[0], assigned[0].slot_row.shape[1]
     D = R // size
     slot_domains = [_divide(a.slot_rank, size) for a in assigned]
-    rail_tokens = [[_rows_with(domain == d) for d in range(D)] for domain in slot_domains]
+    rails = [_pairs(_distinct(domain, D)) for domain in slot_domains]
     device = sent_RR.device
-    counts = [
-        torch.tensor([[len(t) for t in tokens]], dtype=torch.int32, device=device) for tokens in rail_tokens
-    ]
+    counts = [torch.bincount(domain, minlength=D).to(torch.int32)[None] for _, domain in rails]
     sent_RD = collectives.all_gather(counts, "dispatch.counts")[0]
     sends = [
-        _rail_records(a, w, tokens, domain, size)
-        for a, w, tokens, domain in zip(assigned, weights, rail_tokens, slot_domains, strict=True)
+        _rail_records(a, w, *rail, slots, size)
+        for a, w, rail, slots in zip(assigned, weights, rails, slot_domains, strict=True)
     ]
     rail_out = [_on_rail(rank, size, R, sent_RD[rank]) for rank in hosted]
     rail_in = [_on_rail(rank, size, R, sent_RD[rank % size :: size, rank // size]) for rank in hosted]
     relayed = collectives.all_to_all(sends, rail_out, rail_in, "dispatch.rail_meta")
-    member_rows = [
-        [_rows_with(records[:, 1 + K : 1 + 2 * K] == m) for m in range(size)] for records in relayed
-    ]
-    sends = [
-        torch.cat([_member_records(records, rows, m, K) for m, rows in enumerate(by_member)])
-        for records, by_member in zip(relayed, member_rows, strict=True)
-    ]
+    slots = [records[:, 1 + K : 1 + 2 * K].contiguous() for records in relayed]
+    distinct = [_distinct(slot_QK, size) for slot_QK in slots]
+    members = [_pairs(member_QK) for member_QK in distinct]
+    sends = [_member_records(records, *pairs, K) for records, pairs in zip(relayed, members, strict=True)]
     member_out = [
-        _in_domain(rank, size, R, torch.tensor([len(rows) for rows in by_member]))
-        for rank, by_member in zip(hosted, member_rows, strict=True)
+        _in_domain(rank, size, R, torch.bincount(member, minlength=size))
+        for rank, (_, member) in zip(hosted, members, strict=True)
     ]
     member_in = [_in_domain(rank, size, R, sent_RR[:, rank].view(D, size).sum(0)) for rank in hosted]
     arrived = collectives.all_to_all(sends, member_out, member_in, "dispatch.meta")
     out: list[tuple[torch.Tensor, Relay | None]] = []
     for i, rank in enumerate(hosted):
         order = _by_source(sent_RR[:, rank].view(D, size))
-        member_K = relayed[i][:, 1 + K : 1 + 2 * K].contiguous()
         from_domains = torch.tensor([0, *rail_in[i][rank % size :: size]], device=device)
         base = from_domains.cumsum(0).to(torch.int32)
         hops = Hops(
-            rail_token=torch.cat(rail_tokens[i]).to(torch.int32),
-            rail_domain=_numbered(rail_tokens[i]),
+            rail_token=rails[i][0].to(torch.int32),
+            rail_domain=rails[i][1].to(torch.int32),
             slot_domain=slot_domains[i],
-            relay_slot=member_K,
-            member_record=torch.cat(member_rows[i]).to(torch.int32),
-            member=_numbered(member_rows[i]),
+            relay_slot=slots[i],
+            member_record=members[i][0].to(torch.int32),
+            member=members[i][1].to(torch.int32),
             order=order,
             rail_out=_splits(rail_out[i], device),
             rail_in=_splits(rail_in[i], device),
             member_out=_splits(member_out[i], device),
             member_in=_splits(member_in[i], device),
         )
-        relay = Relay(relayed[i][:, 0].contiguous(), base, _distinct(member_K, size), hops)
-        out.append((arrived[i][order], relay))
+        out.append((arrived[i][order], Relay(relayed[i][:, 0].contiguous(), base, distinct[i], hops)))
     return out
 
 
@@ -142,45 +135,50 @@ def _merge(
     return out_NK.view(torch.float32)
 
 
-def _numbered(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """int32: for every entry of the parts, one after the other, the number of its part."""
-    return torch.cat([torch.full_like(part, number, dtype=torch.int32) for number, part in enumerate(parts)])
-
-
 def _splits(splits: Sequence[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(splits, dtype=torch.int32, device=device)
 
 
 def _rail_records(
-    a: Assigned, weights: torch.Tensor | None, tokens: Sequence[torch.Tensor], domain: torch.Tensor, size: int
+    a: Assigned,
+    weights: torch.Tensor | None,
+    token_X: torch.Tensor,
+    domain_X: torch.Tensor,
+    slot_domain_TK: torch.Tensor,
+    size: int,
 ) -> torch.Tensor:
     """int32 [X, 1 + 2K (+ K)], by destination domain."""
-    member = torch.where(a.slot_rank >= 0, a.slot_rank.remainder(size), -1)
-    bits = None if weights is None else weights.contiguous().view(torch.int32)
-    parts = []
-    for d, rows in enumerate(tokens):
-        there = domain[rows] == d
-        columns = [rows[:, None].to(torch.int32)]
-        columns += [torch.where(there, values[rows], -1) for values in (a.slot_row, member)]
-        if bits is not None:
-            columns.append(torch.where(there, bits[rows], 0))
-        parts.append(torch.cat(columns, 1))
-    return torch.cat(parts)
-
-
-def _member_records(records: torch.Tensor, rows: torch.Tensor, member: int, top_k: int) -> torch.Tensor:
-    """int32 [n, 1 + K (+ K)] for one member, out of relayed rail records."""
-    mine = records[rows]
-    here = mine[:, 1 + top_k : 1 + 2 * top_k] == member
-    columns = [mine[:, :1], torch.where(here, mine[:, 1 : 1 + top_k], -1)]
-    if mine.shape[1] > 1 + 2 * top_k:
-        columns.append(torch.where(here, mine[:, 1 + 2 * top_k :], 0))
+    member_TK = torch.where(a.slot_rank >= 0, a.slot_rank.remainder(size), -1)
+    there_XK = slot_domain_TK[token_X] == domain_X[:, None]
+    columns = [token_X[:, None].to(torch.int32)]
+    columns += [torch.where(there_XK, values[token_X], -1) for values in (a.slot_row, member_TK)]
+    if weights is not None:
+        columns.append(torch.where(there_XK, weights.contiguous().view(torch.int32)[token_X], 0))
     return torch.cat(columns, 1)
 
 
-def _distinct(member_QK: torch.Tensor, size: int) -> torch.Tensor:
-    """The different members of each row, ascending, then -1."""
-    ascending = torch.where(member_QK < 0, size, member_QK).sort(1).values
+def _member_records(
+    records: torch.Tensor, record_Y: torch.Tensor, member_Y: torch.Tensor, top_k: int
+) -> torch.Tensor:
+    """int32 [Y, 1 + K (+ K)], by member, out of relayed rail records."""
+    mine = records[record_Y]
+    here_YK = mine[:, 1 + top_k : 1 + 2 * top_k] == member_Y[:, None]
+    columns = [mine[:, :1], torch.where(here_YK, mine[:, 1 : 1 + top_k], -1)]
+    if mine.shape[1] > 1 + 2 * top_k:
+        columns.append(torch.where(here_YK, mine[:, 1 + 2 * top_k :], 0))
+    return torch.cat(columns, 1)
+
+
+def _pairs(owner_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 [M] each: every record n and owner_NK[n, k] that is not -1, by owner, then by record."""
+    record, k = (owner_NK >= 0).nonzero(as_tuple=True)
+    owner, order = owner_NK[record, k].sort(stable=True)
+    return record[order], owner.long()
+
+
+def _distinct(owner_NK: torch.Tensor, size: int) -> torch.Tensor:
+    """The different owners, below `size`, of each row, ascending, then -1."""
+    ascending = torch.where(owner_NK < 0, size, owner_NK).sort(1).values
     again = torch.zeros_like(ascending, dtype=torch.bool)
     again[:, 1:] = ascending[:, 1:] == ascending[:, :-1]
     once = torch.where(again, size, ascending).sort(1).values
@@ -189,12 +187,11 @@ def _distinct(member_QK: torch.Tensor, size: int) -> torch.Tensor:
 
 def _by_source(count_DS: torch.Tensor) -> torch.Tensor:
     """int64 [N]: place of each record in (source domain, index) order, when they came in (index, domain) order."""
-    ends = count_DS.T.flatten().cumsum(0).view(count_DS.T.shape).T  # [D, S]
-    blocks = [
-        torch.arange(int(end) - int(count), int(end))
-        for end, count in zip(ends.flatten(), count_DS.flatten(), strict=True)
-    ]
-    return torch.cat(blocks).to(count_DS.device)
+    count_DS = count_DS.long()
+    came_DS = (count_DS.T.flatten().cumsum(0).view(count_DS.T.shape).T - count_DS).flatten()
+    count = count_DS.flatten()
+    shift = came_DS - (count.cumsum(0) - count)
+    return torch.arange(int(count.sum()), device=count.device) + shift.repeat_interleave(count)
 
 
 def _on_rail(rank: int, size: int, ranks: int, count_D: torch.Tensor) -> tuple[int, ...]:
@@ -210,11 +207,6 @@ def _in_domain(rank: int, size: int, ranks: int, count_S: torch.Tensor) -> tuple
     first = rank // size * size
     splits[first : first + size] = count_S.cpu().to(torch.int64)
     return tuple(splits.tolist())
-
-
-def _rows_with(mask_NK: torch.Tensor) -> torch.Tensor:
-    """Rows that hold any true entry, ascending."""
-    return mask_NK.any(1).nonzero().flatten()
 
 
 def _divide(rank: torch.Tensor, size: int) -> torch.Tensor:
