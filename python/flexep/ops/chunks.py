@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flexep._native.maps import transposed_map
 from flexep.errors import ArgumentError
 from flexep.ops import _check
 from flexep.ops.rows import gather_rows
@@ -73,8 +74,7 @@ def swap_chunks(x: torch.Tensor, num_outer: int, num_inner: int) -> torch.Tensor
     _check.at_least("num_inner", num_inner, 1)
     if x.shape[0] % (num_outer * num_inner):
         raise ArgumentError("x", tuple(x.shape), f"a multiple of {num_outer} * {num_inner} rows")
-    rows = torch.arange(x.shape[0], dtype=torch.int32, device=x.device)
-    return gather_rows(x, rows.view(num_outer, num_inner, -1).transpose(0, 1).reshape(-1))
+    return gather_rows(x, transposed_map(x.shape[0], num_outer, num_inner, x.device))
 
 
 @sort_chunks.register_fake

@@ -14,6 +14,7 @@ from flexep._native import rows as native
 from flexep._native.permutation import plan_permutation as native_plan
 from flexep.errors import ArgumentError
 from flexep.ops import _check
+from flexep.ops.maps import check_ids
 from flexep.ops.rows import dot_slots, reduce_rows
 
 
@@ -23,19 +24,12 @@ def plan_permutation(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The one-rank plan: topk_idx int32, row_map, row_src, counts, padded_counts, dropped (Permuted has the
     words)."""
-    idx_TK = _check.expert_ids("routing", topk_idx, num_experts)
+    idx_TK = check_ids("routing", topk_idx, num_experts)
     _check.at_least("alignment", alignment, 1)
     if num_rows is not None:
         _check.at_least("num_rows", num_rows, 0)
-    if idx_TK.numel() + num_experts * (alignment - 1) > _check.INT32_MAX:
-        raise ArgumentError(
-            "alignment",
-            alignment,
-            f"at most {_check.INT32_MAX} rows with the padding of {num_experts} experts",
-        )
-    if idx_TK is topk_idx:
-        idx_TK = idx_TK.clone()  # an op's output may not be its input
-    return idx_TK, *native_plan(idx_TK, num_experts, alignment, num_rows)
+    ids_TK = torch.empty(topk_idx.shape, dtype=torch.int32, device=topk_idx.device)
+    return ids_TK, *native_plan(idx_TK, num_experts, alignment, num_rows, ids_TK=ids_TK)
 
 
 @plan_permutation.register_fake
