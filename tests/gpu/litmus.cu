@@ -9,7 +9,10 @@
 //   message, warp-message: relaxed-post    stores of one SM mostly become visible in order
 //   ring: relaxed-post, no-proxy-fence     the drain has waited; the two proxies meet in L2, without a copy between
 //   ring: no-acquire-before-load           the stage has mostly been read when the next row comes
-//   cta-count: no-release-no-acquire       an SM keeps its own accesses in order
+//   ring: no-wait-before-store             the copy engine takes a stage's load and store in turn, when they are near
+//   ring: no-drain-before-post             the post takes longer to the reader than the store to L2
+//   cta-count: set-before-the-words        the words follow before anybody looks
+//   end-role: no-fences                    the counter and the state meet in L2
 // Every wait has a deadline, so that no plant hangs.
 #include "litmus_cta.cuh"
 #include "litmus_messages.cuh"

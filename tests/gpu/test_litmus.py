@@ -14,31 +14,31 @@ pytestmark = pytest.mark.gpu
 HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "csrc"
 
-# Planted bugs that Hopper shows; each must fail in some rounds.
+# Planted bugs that an H200 has shown, in most rounds or in thousands of them; each must fail again.
 SHOWN = {
     ("message", "relaxed-load"),
+    ("warp-message", "no-syncwarp"),
     ("exchange", "read-then-write"),
     ("cta-warps", "no-sync"),
     ("cta-warps", "no-first-sync-in-broadcast"),
     ("cta-warps", "no-second-sync-in-broadcast"),
-    ("cta-count", "set-before-the-words"),
-    ("end-role", "no-fences"),
+    ("cta-count", "no-release-no-acquire"),
     ("end-role", "read-then-write"),
     ("begin-role", "read-then-write"),
-    ("ring", "no-wait-before-store"),
-    ("ring", "no-drain-before-post"),
     ("ring", "no-wait-before-fold"),
     ("mbarrier", "parity-never-flips"),
 }
 # Planted bugs that are wrong by the rules of PTX, whatever this hardware makes of them (why: litmus.cu). Printed.
 MAY_SHOW = {
     ("message", "relaxed-post"),
-    ("warp-message", "no-syncwarp"),
     ("warp-message", "relaxed-post"),
-    ("cta-count", "no-release-no-acquire"),
+    ("cta-count", "set-before-the-words"),
+    ("end-role", "no-fences"),
     ("ring", "no-acquire-before-load"),
     ("ring", "relaxed-post"),
     ("ring", "no-proxy-fence"),
+    ("ring", "no-wait-before-store"),
+    ("ring", "no-drain-before-post"),
 }
 RIGHT = {
     *((test, "right") for test in ("message", "warp-message", "exchange", "cta-warps", "cta-count")),

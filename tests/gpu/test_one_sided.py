@@ -122,7 +122,9 @@ def test_counters_are_those_of_the_cpu() -> None:
 
 def host_waits(fn: Callable[[], object]) -> list[str]:
     """Calls of the CUDA runtime inside `fn` by which the host waits for the device, from a profiler's trace."""
-    with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
+    with torch.profiler.profile(
+        activities=list(torch.profiler.supported_activities()), acc_events=True
+    ) as profile:
         torch.cuda._sleep(1000)  # something for the trace to hold, whatever fn does
         with torch.profiler.record_function("inside"):
             fn()

@@ -136,7 +136,9 @@ def test_one_kernel_each_way() -> None:
     ]
     for name, call in calls:
         call()
-        with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as trace:
+        with torch.profiler.profile(
+            activities=list(torch.profiler.supported_activities()), acc_events=True
+        ) as trace:
             call()
             torch.cuda.synchronize()
         kernels = [e.name for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
