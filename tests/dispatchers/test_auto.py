@@ -13,7 +13,6 @@ import flexep
 from flexep.errors import PeerRefused, Unavailable
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
-from flexep.transport import windows
 
 SHAPE: dict[str, Any] = {"num_experts": 5, "hidden": 16, "top_k": 2, "max_tokens": 7, "timeout": 30.0}
 
@@ -33,9 +32,9 @@ def choose(ctx: RankContext, short: tuple[int, ...]) -> tuple[str, torch.Tensor]
     generator = torch.Generator().manual_seed(ctx.rank)
     x = torch.randn(7, 16, generator=generator).bfloat16()
     idx = torch.randint(0, 5, (7, 2), generator=generator)
-    reserve = short_of_memory if ctx.rank in short else windows.reserve_memfd
+    reserve = short_of_memory if ctx.rank in short else window_memory.reserve_memfd
     with (
-        mock.patch.object(windows, "reserve_memfd", reserve),
+        mock.patch.object(window_memory, "reserve_memfd", reserve),
         flexep.Dispatcher(ctx.group, backend="auto", **SHAPE) as ep,
     ):
         r = ep.dispatch(x, idx)
@@ -44,9 +43,9 @@ def choose(ctx: RankContext, short: tuple[int, ...]) -> tuple[str, torch.Tensor]
 
 
 def refused(ctx: RankContext, backend: str) -> type[Exception]:
-    reserve = short_of_memory if ctx.rank == 1 else windows.reserve_memfd
+    reserve = short_of_memory if ctx.rank == 1 else window_memory.reserve_memfd
     with (
-        mock.patch.object(windows, "reserve_memfd", reserve),
+        mock.patch.object(window_memory, "reserve_memfd", reserve),
         pytest.raises(flexep.FlexEPError) as caught,
     ):
         flexep.Dispatcher(ctx.group, backend=backend, **SHAPE)
@@ -80,7 +79,7 @@ def test_a_local_group_gets_deepep() -> None:
 
 
 def test_zero_copy_does_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "require_free", short_of_memory)
+    monkeypatch.setattr(window_memory, "require_free", short_of_memory)
     with flexep.Dispatcher(flexep.Group.local(2), **SHAPE) as ep:
         assert ep.config.backend == "alltoall"
     with pytest.raises(Unavailable, match="no memory"):

@@ -145,7 +145,7 @@ def _use_local() -> None:
 
 def _use_local_windows() -> None:
     from flexep import Group
-    from flexep.transport.windows import open_windows
+    from flexep.transport.window_memory import open_windows
 
     open_windows(Group.local(2), WINDOW_BYTES, WINDOW_SECONDS).close()
 
@@ -156,11 +156,11 @@ def _use_shm() -> None:
     from torch.distributed import HashStore
 
     from flexep import Group
-    from flexep.transport.windows import Windows, open_windows
+    from flexep.transport.window_memory import WindowMemory, open_windows
 
     store = HashStore()
 
-    def open_as(rank: int) -> Windows:
+    def open_as(rank: int) -> WindowMemory:
         group = Group.from_store(store, rank, 2)
         return open_windows(group, WINDOW_BYTES, WINDOW_SECONDS)
 

@@ -28,7 +28,7 @@ from flexep.errors import (
 )
 from flexep.group import Group
 from flexep.transport.collectives import Collectives, Traffic
-from flexep.transport.windows import Windows, open_windows
+from flexep.transport.window_memory import WindowMemory, open_windows
 
 # Every operation that a window carries; its place here is the number that travels in the signals.
 OPS = (
@@ -147,7 +147,7 @@ class HostWindow(Window):
         super().__init__(group, shape, timeout)
         self._traffic: dict[str, Traffic] = defaultdict(Traffic)
         memory = open_windows(group, shape.nbytes, timeout)
-        self._memory: Windows | None = memory
+        self._memory: WindowMemory | None = memory
         self._windows = HostWindows(shape, memory.addresses, group.hosted)
         # Also at interpreter exit: peers then need not wait for the deadline. Holds the memory until it has run.
         self._leave = weakref.finalize(self, _leave, self._windows, memory, os.getpid())
@@ -214,7 +214,7 @@ class HostWindow(Window):
         self._leave()
         self._memory = None
 
-    def _alive(self) -> Windows:
+    def _alive(self) -> WindowMemory:
         """The memory, which the caller holds while it uses addresses: another thread may close the window."""
         if self._memory is None:
             raise WindowBroken("this window was closed")
@@ -380,7 +380,7 @@ def _epoch_and_chunks(signal: int) -> tuple[int, int]:
     return signal >> 28, (signal >> 8) & (2**20 - 1)
 
 
-def _leave(windows: HostWindows, memory: Windows, pid: int) -> None:
+def _leave(windows: HostWindows, memory: WindowMemory, pid: int) -> None:
     if os.getpid() == pid:  # a forked child leaves nothing: the windows are its parent's
         windows.leave()
     memory.close()

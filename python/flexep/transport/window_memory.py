@@ -37,7 +37,7 @@ LEAST_SECONDS = 0.05  # a rank that ran out of time still looks once whether the
 T = TypeVar("T")
 
 
-class Windows:
+class WindowMemory:
     """The windows of all ranks, as this process can address them.
 
     Attributes:
@@ -72,7 +72,7 @@ class Windows:
         self.addresses = ()
 
 
-def open_windows(group: Group, nbytes: int, timeout: float) -> Windows:
+def open_windows(group: Group, nbytes: int, timeout: float) -> WindowMemory:
     """A window of `nbytes` zeroed bytes for every rank. Collective; ends within `timeout` seconds.
 
     Raises on every rank, leaving nothing behind:
@@ -100,7 +100,7 @@ def _check_size(nbytes: int) -> None:
         raise ArgumentError("nbytes", nbytes, "at least 1")
 
 
-def _open_local(size: int, nbytes: int) -> Windows:
+def _open_local(size: int, nbytes: int) -> WindowMemory:
     """One mapping for all ranks: fewer of them, and huge pages may span small windows."""
     stride = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     require_free(size * stride, size * stride, f"{size} windows of {nbytes} bytes")
@@ -108,7 +108,7 @@ def _open_local(size: int, nbytes: int) -> Windows:
         mapping = Mapping.private(size * stride)
     except OSError as error:
         raise Unavailable(f"{size} windows of {nbytes} bytes: {error}") from error
-    return Windows("local", nbytes, [(mapping, rank * stride) for rank in range(size)])
+    return WindowMemory("local", nbytes, [(mapping, rank * stride) for rank in range(size)])
 
 
 class _Opening:
@@ -123,13 +123,13 @@ class _Opening:
         self._fd: int | None = None
         self._mappings: list[Mapping] = []
 
-    def run(self) -> Windows:
+    def run(self) -> WindowMemory:
         hellos = self._together(self._introduce)
         _check_hellos(hellos, self._group.rank)
         self._together(self._reserve)
         addresses = [Address(bytes.fromhex(h["name"]), bytes.fromhex(h["token"])) for h in hellos]
         self._together(lambda: self._swap(addresses))
-        return Windows("shm", self._nbytes, [(mapping, 0) for mapping in self._mappings])
+        return WindowMemory("shm", self._nbytes, [(mapping, 0) for mapping in self._mappings])
 
     def close(self) -> None:
         if self._mailbox is not None:

@@ -9,7 +9,7 @@ import pytest
 
 from flexep.errors import PeerLost, Timeout
 from flexep.transport._fd_passing import Mailbox
-from flexep.transport.windows import Windows, open_windows
+from flexep.transport.window_memory import WindowMemory, open_windows
 from tests.failure.ranks import DYING, Crew, Rank, Tried
 from tests.transport.held import open_files, window_mappings
 
@@ -28,7 +28,7 @@ def outlives(me: Rank, killed: str) -> tuple[Tried, int, float, list[str]]:
     """
     if me.rank == 1 and killed == "swap":
         Mailbox.swap = me.die
-    opened: list[Windows] = []
+    opened: list[WindowMemory] = []
     tried = me.attempt(lambda: opened.append(open_windows(me.group, NBYTES, OPEN_SECONDS)))
     total = 0.0
     for one in opened:

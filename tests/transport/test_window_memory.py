@@ -20,7 +20,7 @@ import flexep
 from flexep.errors import ArgumentError, FlexEPError, Timeout, Unavailable
 from flexep.transport import _memory
 from flexep.transport._fd_passing import RANK_BYTES, TOKEN_BYTES, Address, Mailbox
-from flexep.transport.windows import open_windows
+from flexep.transport.window_memory import open_windows
 from tests.transport.held import held, is_mapped
 
 NBYTES = 3 * 4096 + 128  # no whole number of pages

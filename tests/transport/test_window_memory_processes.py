@@ -14,8 +14,7 @@ import pytest
 from flexep.errors import ArgumentError, CollectiveMismatch, FlexEPError, PeerRefused, Unavailable
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
-from flexep.transport import windows
-from flexep.transport.windows import open_windows
+from flexep.transport.window_memory import open_windows
 from tests.transport.held import Held, held, window_mappings
 
 R = 3
@@ -189,14 +188,14 @@ def test_a_mapping_that_fails_on_one_rank_is_heard_by_all(pool: RankPool) -> Non
 
 def opens_elsewhere(ctx: RankContext, field: int) -> Exception | None:
     """Rank 1 believes it lives on another host (0) or in another network namespace (1)."""
-    real, identity = windows.host_identity, windows.host_identity()
+    real, identity = window_memory.host_identity, window_memory.host_identity()
     identity[field] += " elsewhere"
     if ctx.rank == 1:
-        windows.host_identity = lambda: identity
+        window_memory.host_identity = lambda: identity
     try:
         return caught(lambda: open_windows(ctx.group, NBYTES, TIMEOUT))
     finally:
-        windows.host_identity = real
+        window_memory.host_identity = real
 
 
 @pytest.mark.parametrize(("field", "where"), [(0, "another host"), (1, "another network namespace")])
