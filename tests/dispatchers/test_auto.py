@@ -13,6 +13,7 @@ import flexep
 from flexep.errors import PeerRefused, Unavailable
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
+from flexep.transport import window_memory
 
 SHAPE: dict[str, Any] = {"num_experts": 5, "hidden": 16, "top_k": 2, "max_tokens": 7, "timeout": 30.0}
 

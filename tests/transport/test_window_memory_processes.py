@@ -14,6 +14,7 @@ import pytest
 from flexep.errors import ArgumentError, CollectiveMismatch, FlexEPError, PeerRefused, Unavailable
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
+from flexep.transport import window_memory
 from flexep.transport.window_memory import open_windows
 from tests.transport.held import Held, held, window_mappings
 
