@@ -14,7 +14,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(#[\w-]+)?\)")
 PATH = re.compile(r"(?<![\w/.-])(?:csrc|python|tests|tools|bench|docs|cmake)/[\w./*-]*\w")
-MAKE = re.compile(r"`make (\w+)|^make (\w+)", re.MULTILINE)
+MAKE = re.compile(r"`make ([\w-]+)|^make ([\w-]+)", re.MULTILINE)
 MARKER = re.compile(r"pytest[^`\n]* -m (\w+)")
 NAME = re.compile(r"`(flexep(?:\.\w+)+)")
 
