@@ -18,7 +18,7 @@ tile_4096|s/kTileVectors = 2048/kTileVectors = 4096/
 reduce_4_at_once|s/kGroups ? 4 : 8/4/;s/kReduceCtas = 4/kReduceCtas = 5/
 reduce_3_ctas|s/kReduceCtas = 4/kReduceCtas = 3/
 reduce_2_ctas|s/kReduceCtas = 4/kReduceCtas = 2/
-dot_2|s/kDotVectors = 4/kDotVectors = 2/'
+dot_4|s/kDotVectors = 2/kDotVectors = 4/'
 
 build() {
   local name=$1 script=$2 at=$to/src.$1
