@@ -26,9 +26,12 @@ struct ResolveRows {
 
   template <int kPhase, class Team>
   FLEXEP_HD void phase(const Team& team, int32_t*) const {
+    const bool alone = team.blocks() * team.size() == 1;
+    if (alone) scan_all();
     for (int r = team.block(); r < table.ranks; r += team.blocks()) {
       const int begin = table.rank_begin[r], end = table.rank_begin[r + 1];
-      for (int p = begin + team.rank(); p < end; p += team.size()) kept[p] = scan_sources(p);
+      if (!alone)
+        for (int p = begin + team.rank(); p < end; p += team.size()) kept[p] = scan_sources(p);
       team.sync();
       if (team.warp() != 0) continue;
       const PlaceLayout layout{start + begin, kept + begin, dropped + begin,
@@ -54,6 +57,17 @@ struct ResolveRows {
       }
     }
     return total;
+  }
+
+  /// The same for all places along the rows, as memory lies: down a column every load of one thread would miss its
+  /// cache.
+  FLEXEP_HD void scan_all() const {
+    for (int p = 0; p < table.experts; ++p) kept[p] = 0;
+    for (int source = 0; source < table.ranks; ++source)
+      for (int p = 0; p < table.experts; ++p) {
+        base[at(source, p)] = kept[p];
+        kept[p] += counts[at(source, p)];
+      }
   }
 
   FLEXEP_HD int64_t at(int source, int p) const { return static_cast<int64_t>(source) * table.experts + p; }
