@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 import flexep
+from flexep.config import WINDOWED
+from flexep.errors import Unavailable
 from flexep.testing.case import Case
 from flexep.testing.check import check_dispatchers
 from flexep.testing.pool import RankFailed, RankPool
@@ -48,6 +50,8 @@ class Sweep:
     def __init__(self, dispatchers: Sequence[str], device: str = "cpu") -> None:
         self.dispatchers = list(dispatchers)
         self.device = device
+        # Windows reach from process to process on the CPU alone; on a GPU they join the ranks of one process.
+        self.between_processes = [d for d in self.dispatchers if device == "cpu" or d not in WINDOWED]
         self._pool: RankPool | None = None
 
     def run(self, cases: Sequence[Case], local_ranks: int = 2) -> Iterator[tuple[list[Case], list[Failure]]]:
@@ -58,6 +62,9 @@ class Sweep:
         """
         local = [case for case in cases if case.transport == "local"]
         process = sorted((case for case in cases if case.transport == "process"), key=lambda case: case.ranks)
+        if process and not self.between_processes:
+            names = " and ".join(self.dispatchers)
+            raise Unavailable(f"{names} cannot reach other processes' GPUs: choose cases of a local group")
         for ranks, some in groupby(process, key=lambda case: case.ranks):
             for case in some:
                 yield [case], self._process(case, ranks)
@@ -75,7 +82,7 @@ class Sweep:
 
     def _process(self, case: Case, ranks: int) -> list[Failure]:
         try:
-            results = self._ranks(ranks).run(run_case, case, self.dispatchers)
+            results = self._ranks(ranks).run(run_case, case, self.between_processes)
         except RankFailed as failed:
             self.close()  # some rank may be inside a collective still
             return [Failure(case, str(failed).splitlines())]
