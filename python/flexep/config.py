@@ -132,7 +132,9 @@ class DispatcherConfig:
         number = isinstance(self.timeout, (int, float)) and not isinstance(self.timeout, bool)
         self._require("timeout", number and 0 < self.timeout <= MAX_SECONDS, "a positive number of seconds")
         self._require(
-            "window_bytes", self.window_bytes is None or _is_int(self.window_bytes, 1), "None or at least 1"
+            "window_bytes",
+            self.window_bytes is None or _is_int(self.window_bytes, 1),
+            "None or an integer of at least 1",
         )
         self._require("zero_copy", isinstance(self.zero_copy, bool), "True or False")
         windowed = not self.zero_copy or self.backend in WINDOWED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -39,7 +40,9 @@ def test_a_small_window_moves_the_same_rows(backend: str, ranks: int, domain_siz
     group = flexep.Group.local(ranks)
     x, topk_idx, weights = inputs(ranks)
     whole = flexep.Dispatcher(group, backend=backend, domain_size=domain_size, **SHAPE)
-    want = round_trip(whole, x, topk_idx, weights)
+    plain = flexep.Dispatcher(group, backend="alltoall", domain_size=domain_size, **SHAPE)
+    want = round_trip(plain, x, topk_idx, weights)
+    assert all(torch.equal(a, b) for a, b in zip(round_trip(whole, x, topk_idx, weights), want, strict=True))
     shape = whole._alive().backend.shape
     assert shape.pull_tokens == shape.push_tokens == SHAPE["max_tokens"]
     lines = (1, ranks) if backend == "deepep" or domain_size is None else (
@@ -230,6 +233,26 @@ def later_epoch(ctx: RankContext) -> str:
 def test_a_chunk_of_a_later_operation_is_not_taken_for_this_one() -> None:
     with RankPool(2) as pool:
         assert "dispatch.meta (epoch 2)" in pool.run(later_epoch)[0]
+
+
+def meet_often(ctx: RankContext) -> float:
+    """Seconds of a meeting of two ranks in which this one waits for the other."""
+    ep = flexep.Dispatcher(ctx.group, backend="deepep", **SHAPE)
+    window, mine, took = ep._alive().backend.window, torch.zeros(1, dtype=torch.int32), []
+    for number in range(201):
+        if number % 2 == ctx.rank:  # the other one sleeps by now
+            time.sleep(0.001)
+        begin = time.perf_counter()
+        window.publish([mine], "dispatch.counts")
+        took.append(time.perf_counter() - begin)
+    ep.destroy()
+    return sorted(took)[120]  # of the rounds in which this rank waits, the first third
+
+
+def test_a_post_wakes_who_sleeps() -> None:
+    """Without a wake every sleeper lies until its nap of 5 ms ends."""
+    with RankPool(2) as pool:
+        assert max(pool.run(meet_often)) < 0.0045
 
 
 def test_every_operation_has_a_number_of_its_own() -> None:

@@ -38,7 +38,7 @@ def window_shape(config: DispatcherConfig, hop_size: int) -> WindowShape:
         for line, row in ((pull_line, pull_row), (push_line, push_row))
     ]
     if config.window_bytes is None:
-        tokens = [max(1, n) for n in tokens]
+        tokens = [max(1, least, n) for n in tokens]
     if min(tokens) < max(1, least):
         needed = 2 * max(1, least) * max(pull_line, push_line)
         raise ArgumentError("window_bytes", config.window_bytes, f"at least {needed} bytes for this shape")

@@ -23,6 +23,7 @@ from flexep.errors import (
     FlexEPError,
     PeerLost,
     Timeout,
+    Unavailable,
     WindowBroken,
     WindowBusy,
 )
@@ -318,6 +319,8 @@ class DeviceWindow(Window):
 def make_window(group: Group, shape: WindowShape, timeout: float) -> Window:
     """The windows of a group, collectively. Raises Unavailable where ranks cannot reach each other's memory."""
     if group.device.type == "cuda" and group.is_local:
+        if not torch.cuda.is_available():
+            raise Unavailable(f"{group.device}: this torch sees no CUDA GPU")
         return DeviceWindow(group, shape, timeout)
     return HostWindow(group, shape, timeout)
 
