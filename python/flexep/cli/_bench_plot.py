@@ -78,7 +78,7 @@ def _times(
 def _sent(
     axes: Any, rows: list[dict[str, Any]], place: dict[tuple[str, str], float], colour: dict[str, str]
 ) -> None:
-    """Bytes that the busiest rank sends: to others in full colour, to itself pale."""
+    """Bytes that the busiest rank moves: to or from others in full colour, its own pale."""
     most = max(row["logical_bytes"] for row in rows) / 1e6
     for row in rows:
         name, y = _name(row), place[row["op"], _name(row)]
@@ -94,7 +94,7 @@ def _sent(
             fontsize=8,
         )
     axes.set_xlim(0, most * 1.2)
-    axes.set_xlabel("MB a rank sends to others (pale: to itself)")
+    axes.set_xlabel("MB a rank sends or pulls (pale: its own)")
 
 
 def _title(row: dict[str, Any]) -> str:

@@ -90,19 +90,19 @@ def _print_table(reports: dict[str, dict[str, Any]], apart: dict[str, float], un
     from rich.table import Table
 
     table = Table(
-        "dispatcher", "ranks", "domains", "last loss", "tokens/s", "seconds", "gap to 1 rank", "same bits", ""
+        "dispatcher", "ranks", "last loss", "tokens/s", "seconds", "gap to 1 rank", "bits", box=None
     )
     for label, report in reports.items():
         table.add_row(
-            report["dispatcher"], str(report["ranks"]), _shape(report), f"{report['losses'][-1]:.4f}",
-            f"{report['tokens_per_second']:,.0f}", f"{report['seconds']:.1f}", f"{apart[label]:.1e}",
-            "" if report["ranks"] == 1 else "NO" if label in unequal else "yes",
-            "ok" if apart[label] <= TOLERANCE else "APART",
+            report["dispatcher"], _shape(report), f"{report['losses'][-1]:.4f}",
+            f"{report['tokens_per_second']:,.0f}", f"{report['seconds']:.1f}",
+            f"{apart[label]:.1e} {'ok' if apart[label] <= TOLERANCE else 'APART'}",
+            "" if report["ranks"] == 1 else "OTHER" if label in unequal else "the same",
         )  # fmt: skip
     console(None).print(table)
 
 
 def _shape(report: dict[str, Any]) -> str:
-    """Domains x ranks of a run."""
-    size = report["config"]["domain_size"] or report["ranks"]
-    return f"{report['ranks'] // size}x{size}"
+    """Ranks of a run, and domains x ranks where there are several."""
+    ranks, size = report["ranks"], report["config"]["domain_size"]
+    return str(ranks) if size in (None, ranks) else f"{ranks} ({ranks // size}x{size})"
