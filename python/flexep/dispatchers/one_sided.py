@@ -72,8 +72,10 @@ class OneSidedBackend(Backend):
         resolved = resolve(
             published.ints[:, :E].contiguous(), self.table, config.alignment, config.capacity_rows
         )
+        rows_R = self._exact_rows(published, resolved)
         sizes = [
-            self._sizes(rank, idx.shape[0], published) for rank, idx in zip(hosted, topk_idx, strict=True)
+            self._sizes(rank, idx.shape[0], published, rows_R)
+            for rank, idx in zip(hosted, topk_idx, strict=True)
         ]
         assigned = [
             assign_rows(idx, rank, resolved, self.table, num_send=size.sent)
@@ -93,16 +95,27 @@ class OneSidedBackend(Backend):
             for rank, a, size, (meta, relay) in zip(hosted, assigned, sizes, arrived, strict=True)
         ]
 
-    def _sizes(self, rank: int, num_tokens: int, published: Published) -> _Sizes:
+    def _exact_rows(self, published: Published, resolved: Resolved) -> list[int] | None:
+        """Expert-major rows of every rank, known to the host; None with a capacity."""
+        if self.config.capacity_rows is not None:
+            return None
+        ints = published.host_ints
+        assert ints is not None, "exact mode reads the published integers on the host"
+        if ints.device != published.ints.device:  # planned again here, rather than waited for
+            counts_RE = ints[:, : self.table.num_experts].contiguous()
+            resolved = resolve(counts_RE, self.table, self.config.alignment, None)
+        return resolved.rows_R.tolist()
+
+    def _sizes(self, rank: int, num_tokens: int, published: Published, rows_R: list[int] | None) -> _Sizes:
         """Exact sizes from the host's copy of what was published; with a capacity, from the arguments alone."""
         config, E, R = self.config, self.table.num_experts, self.config.num_ranks
-        if config.capacity_rows is not None:
+        if rows_R is None:
+            assert config.capacity_rows is not None
             flat = min(R * config.max_tokens, config.capacity_rows)
             return _Sizes(num_tokens * min(config.top_k, R), flat, config.capacity_rows)
         ints = published.host_ints
-        assert ints is not None, "exact mode reads the published integers on the host"
-        rows_R = resolve(ints[:, :E].contiguous(), self.table, config.alignment, None).rows_R
-        return _Sizes(int(ints[rank, E:-1].sum()), int(ints[:, E + rank].sum()), int(rows_R[rank]))
+        assert ints is not None
+        return _Sizes(int(ints[rank, E:-1].sum()), int(ints[:, E + rank].sum()), rows_R[rank])
 
     def _exchange_meta(
         self,
