@@ -66,6 +66,7 @@ class Dispatcher:
     Raises:
         ArgumentError: an argument is out of range (on the ranks that passed it).
         PeerRefused: another rank's argument was. CollectiveMismatch: ranks passed different arguments.
+        Unavailable: deepep or hybridep by name, where ranks cannot share memory.
     """
 
     def __init__(
