@@ -15,10 +15,14 @@ settings.load_profile("flexep")
 torch.set_num_threads(min(2, os.cpu_count() or 1))
 
 
+@pytest.hookimpl(trylast=True)  # after -m has chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that were asked for and cannot run here say which hardware they miss."""
+    """GPU tests that were chosen must run. Without any GPU that is an error; with one, those that need two are skipped,
+    because nothing of them can be shown on one, and pytest's closing lines name them."""
     gpus = torch.cuda.device_count()
     for item in items:
-        for marker, needed in (("gpu", 1), ("multigpu", 2)):
-            if item.get_closest_marker(marker) and gpus < needed:
-                item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA GPU(s), torch sees {gpus}"))
+        two = item.get_closest_marker("multigpu") is not None
+        if gpus == 0 and (two or item.get_closest_marker("gpu")):
+            raise pytest.UsageError(f"{item.nodeid} needs a CUDA GPU, and torch sees none")
+        if two and gpus < 2:
+            item.add_marker(pytest.mark.skip(reason=f"needs two CUDA GPUs, and torch sees {gpus}"))

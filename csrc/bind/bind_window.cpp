@@ -1,5 +1,7 @@
 #include <pybind11/stl.h>
 
+#include <tuple>
+
 #include "bind/bind.h"
 #include "kernels/host_exec.h"
 
@@ -106,23 +108,30 @@ void bind_args(py::module_& m) {
       .def(py::init(&make_publish), py::kw_only(), py::arg("ints"), py::arg("count"), py::arg("all"));
 }
 
+/// (epoch, chunks, operation) of a signal.
+std::tuple<Epoch, int, int> parts_of(Signal signal) {
+  return {epoch_of(signal), chunks_of(signal), op_of(signal)};
+}
+
 void bind_reports(py::module_& m) {
+  m.attr("MAX_CHUNKS") = kMaxChunks;
   py::class_<FaultRecord>(m, "FaultRecord")
       .def_readonly("epoch", &FaultRecord::epoch)
       .def_readonly("op", &FaultRecord::op)
-      .def_readonly("status", &FaultRecord::status)
+      .def_property_readonly("status", [](const FaultRecord& f) { return kStatusNames[f.status]; })
       .def_readonly("waiter", &FaultRecord::waiter)
       .def_readonly("awaited", &FaultRecord::awaited)
-      .def_readonly("word", &FaultRecord::word)
-      .def_readonly("want", &FaultRecord::want)
-      .def_readonly("got", &FaultRecord::got);
+      .def_property_readonly("word", [](const FaultRecord& f) { return kWordNames[f.word]; })
+      .def_property_readonly("want", [](const FaultRecord& f) { return parts_of(f.want); })
+      .def_property_readonly("got", [](const FaultRecord& f) { return parts_of(f.got); });
   py::class_<Moved>(m, "Moved")
       .def_readonly("rows", &Moved::rows)
       .def_readonly("bytes", &Moved::bytes)
       .def_readonly("rail_rows", &Moved::rail_rows)
       .def_readonly("rail_bytes", &Moved::rail_bytes);
   py::class_<Report>(m, "Report")
-      .def_property_readonly("status", [](const Report& r) { return static_cast<int>(r.status); })
+      .def_property_readonly("status",
+                             [](const Report& r) { return kStatusNames[static_cast<int>(r.status)]; })
       .def_readonly("fault", &Report::fault)
       .def_readonly("moved", &Report::moved);
 }

@@ -38,5 +38,7 @@ enum class Status : std::int32_t {
   busy = 5,        // no wait: another operation runs on the window
   failed = 6,      // no wait: the rank cannot run the operation
 };
+constexpr const char* kStatusNames[] = {"arrived",    "expired", "stopped", "left",
+                                        "mismatched", "busy",    "failed"};
 
 }  // namespace flexep

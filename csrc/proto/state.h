@@ -7,15 +7,12 @@
 
 namespace flexep {
 
-constexpr int kMaxRanks = 4096;
-
 /// Followed in memory by `last_used`, [kChannels][ranks].
 struct WindowState {
   Epoch epoch = 0;            // operations begun
   std::uint32_t boards = 0;   // boards published; its parity chooses the board
   std::uint32_t busy = 0;     // 1 while an operation runs: a second one faults
   std::uint32_t stopped = 0;  // 1 once this rank has given up or left, or learnt that a peer gave up
-  FaultRecord fault;          // why, if it gave up
 };
 
 }  // namespace flexep

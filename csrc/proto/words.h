@@ -40,6 +40,11 @@ enum class Word : std::int32_t {
   stopped,
 };
 constexpr int kWordKinds = 12;
+/// The words' names, as errors say them.
+constexpr const char* kWordNames[kWordKinds] = {
+    "published", "mailed",          "mail_credit",  "delivered",     "credit",         "offered",
+    "consumed",  "relay_delivered", "relay_credit", "relay_offered", "relay_consumed", "stopped",
+};
 
 /// A pair of words that hands chunks from a writer to a reader: `ready` (at the reader) and `free` (at the writer).
 /// In a push the rows lie at the reader, in a pull at the writer; the handshake is the same.

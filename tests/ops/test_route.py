@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexep.build_info import build_info
-from flexep.errors import ArgumentError, NotBuilt
+from flexep.build_info import BuildInfo
+from flexep.errors import ArgumentError
 from flexep.moe import fixed_math
 from flexep.moe.choose import choose, choose_and_weigh, probabilities, weigh
 from flexep.moe.router import Router
@@ -289,12 +289,11 @@ def test_refusals(argument: str, change: dict[str, Any]) -> None:
         route(**{**GOOD, **change})
 
 
-def test_a_build_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flexep._native import route as native
-
-    if build_info().cuda_archs:
-        pytest.skip("this build holds the kernel")
-    assert not can_route(torch.device("cuda"), 8, 2)
-    monkeypatch.setattr(native, "_stream", lambda device: 0)
-    with pytest.raises((NotBuilt, RuntimeError), match="FLEXEP_CUDA"):
-        route(**GOOD)
+@pytest.mark.parametrize(("archs", "can"), [((), False), (("90a",), True)])
+def test_cuda_logits_need_a_build_with_kernels(
+    monkeypatch: pytest.MonkeyPatch, archs: tuple[str, ...], can: bool
+) -> None:
+    """That a build without them names the option to set: tests/packaging/smoke_without_torch.py, on such a wheel."""
+    monkeypatch.setattr("flexep.ops.route.build_info", lambda: BuildInfo(archs, False))
+    assert can_route(torch.device("cuda"), 8, 2) is can
+    assert can_route(torch.device("cpu"), 8, 2)

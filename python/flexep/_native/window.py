@@ -14,17 +14,12 @@ from dataclasses import dataclass, fields
 import torch
 
 from flexep._native._load import _C
+from flexep._native.operands import CODES, address
 from flexep.errors import ArgumentError, WindowBroken, WindowBusy
 
 Report = _C.Report  # what one operation did on one rank
 Fault = _C.FaultRecord
-_CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # csrc/base/dtype.h
-MAX_CHUNKS = 2**20 - 1  # of one operation (csrc/proto/signal.h)
-ARRIVED, EXPIRED, STOPPED, LEFT, MISMATCHED, BUSY, FAILED = range(7)  # Status of csrc/proto/signal.h
-WORDS = (
-    "published", "mailed", "mail_credit", "delivered", "credit", "offered", "consumed",
-    "relay_delivered", "relay_credit", "relay_offered", "relay_consumed", "stopped",
-)  # fmt: skip
+MAX_CHUNKS: int = _C.MAX_CHUNKS  # of one operation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +119,8 @@ class Deliver:
             tokens_of=self.tokens_of.data_ptr(), x=self.x.data_ptr(), registered=self.registered.data_ptr(),
             arrivals=self.arrivals.native, relayed=_relayed(self.relayed), out=self.out.data_ptr(),
             num_rows=self.out.shape[0], flat=self.flat, row_src=self.row_src.data_ptr(),
-            weights=_address(self.weights), dot_with=_address(self.dot_with), dots=_address(self.dots),
-            dtype=_CODE[self.x.dtype], hidden=self.x.shape[1],
+            weights=address(self.weights), dot_with=address(self.dot_with), dots=address(self.dots),
+            dtype=CODES[self.x.dtype], hidden=self.x.shape[1],
         )  # fmt: skip
 
 
@@ -148,10 +143,10 @@ class Collect:
     def native(self) -> _C.CollectArgs:
         return _C.CollectArgs(
             tokens_of=self.tokens_of.data_ptr(), y=self.y.data_ptr(), flat=self.flat,
-            part_weights=_address(self.part_weights), arrivals=self.arrivals.native,
+            part_weights=address(self.part_weights), arrivals=self.arrivals.native,
             relayed=_relayed(self.relayed), home_rank=self.home_rank.data_ptr(), nest=self.nest,
-            z=self.z.data_ptr(), dtype=_CODE[self.y.dtype], wire=_CODE[self.wire],
-            out_dtype=_CODE[self.z.dtype], hidden=self.z.shape[1],
+            z=self.z.data_ptr(), dtype=CODES[self.y.dtype], wire=CODES[self.wire],
+            out_dtype=CODES[self.z.dtype], hidden=self.z.shape[1],
         )  # fmt: skip
 
 
@@ -303,7 +298,3 @@ class _named:
             raise WindowBusy(str(value)) from None
         if isinstance(value, _C.WindowBroken):
             raise WindowBroken(str(value)) from None
-
-
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()

@@ -21,9 +21,9 @@ from flexep._native.plan import (
     invert_rows,
     resolve,
 )
-from flexep.dispatchers.backend import Planned, Published, Tensors
+from flexep.dispatchers.backend import Planned, Published, Tensors, slots_at_home
 from flexep.dispatchers.collective import CollectiveBackend, only_here
-from flexep.indexing import entry_index, take, take_rows
+from flexep.indexing import take, take_rows
 from flexep.ops.rows import gather_rows
 from flexep.types import MemoryPlan, Route
 
@@ -171,10 +171,7 @@ class AllGather(CollectiveBackend):
         return out
 
     def collect_slots(self, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
-        return [
-            take(home.flatten(), entry_index(route.home_slot, home.shape[1]), 0.0)
-            for home, route in zip(self._gather_parts(routes, values, op), routes, strict=True)
-        ]
+        return slots_at_home(self._gather_parts(routes, values, op), routes)
 
     def _gather_parts(self, routes: Sequence[Route], partials: Tensors, op: str) -> list[torch.Tensor]:
         return self.collectives.all_gather(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from flexep._native.plan import assign_rows, compact_rows, count_slots, invert_rows, pack_meta, resolve
-from flexep.dispatchers.backend import Planned, Published, Tensors
+from flexep.dispatchers.backend import Planned, Published, Tensors, slots_at_home
 from flexep.dispatchers.collective import CollectiveBackend, only_here
-from flexep.indexing import entry_index, take, take_rows
+from flexep.indexing import take_rows
 from flexep.ops.rows import gather_rows
 from flexep.types import MemoryPlan, Route
 
@@ -129,10 +129,7 @@ class AllToAll(CollectiveBackend):
         return [only_here(value, route.part_rows) for value, route in zip(arrived, routes, strict=True)]
 
     def collect_slots(self, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
-        return [
-            take(home.flatten(), entry_index(route.home_slot, home.shape[1]), 0.0)
-            for home, route in zip(self._back(routes, values, op), routes, strict=True)
-        ]
+        return slots_at_home(self._back(routes, values, op), routes)
 
     def _there(self, routes: Sequence[Route], sends: Tensors, op: str) -> list[torch.Tensor]:
         return self.collectives.all_to_all(

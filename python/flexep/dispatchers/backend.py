@@ -15,6 +15,7 @@ from flexep._native.plan import PlanTable, Resolved
 from flexep.config import DispatcherConfig
 from flexep.errors import Unavailable, WindowBusy
 from flexep.group import Group
+from flexep.indexing import entry_index, take
 from flexep.transport.collectives import Collectives
 from flexep.types import MemoryPlan, Route
 
@@ -163,3 +164,11 @@ class Backend(ABC):
     def close(self) -> None:  # noqa: B027  (most back ends have nothing to let go of)
         """Lets go of what peers can see of this rank. Not collective; called once, when the dispatcher is
         destroyed."""
+
+
+def slots_at_home(home: Tensors, routes: Sequence[Route]) -> list[torch.Tensor]:
+    """Per-slot values in home-coming buffers, [P, K] a hosted rank, -> [T, K]; 0 for empty and dropped slots."""
+    return [
+        take(rows.flatten(), entry_index(route.home_slot, rows.shape[1]), 0.0)
+        for rows, route in zip(home, routes, strict=True)
+    ]

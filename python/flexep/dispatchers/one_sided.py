@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flexep._native.memory import empty
+from flexep._native.operands import output
 from flexep._native.plan import (
     Assigned,
     PlanTable,
@@ -24,10 +24,10 @@ from flexep._native.window import Arrivals, Collect, Deliver, Relayed
 from flexep.config import DispatcherConfig
 from flexep.dispatchers import _hops as hops
 from flexep.dispatchers._window_shape import window_shape
-from flexep.dispatchers.backend import Backend, Delivered, Planned, Published, Tensors
+from flexep.dispatchers.backend import Backend, Delivered, Planned, Published, Tensors, slots_at_home
 from flexep.errors import ArgumentError
 from flexep.group import Group
-from flexep.indexing import entry_index, take, take_rows
+from flexep.indexing import take_rows
 from flexep.transport.window import WindowCollectives, make_window
 from flexep.types import MemoryPlan, OneSided, Route
 
@@ -211,7 +211,7 @@ class OneSidedBackend(Backend):
                     registered=in_window,
                     arrivals=_arrivals(route),
                     relayed=_relayed(route),
-                    out=_empty(num_rows, x.shape[1], x.dtype, device),
+                    out=output(num_rows, x.shape[1], x.dtype, device),
                     flat=flat,
                     row_src=route.row_src,
                     weights=None if row_weights is None else row_weights[i].contiguous(),
@@ -248,7 +248,7 @@ class OneSidedBackend(Backend):
                 relayed=_relayed(route),
                 home_rank=route.home_rank,
                 nest=0 if self._has_relays else self.config.domain_size or 0,  # relays have added by domain
-                z=_empty(route.num_tokens, y.shape[1], out_dtype, self.group.device),
+                z=output(route.num_tokens, y.shape[1], out_dtype, self.group.device),
                 wire=group_dtype,
             )
             for i, (route, y) in enumerate(zip(routes, rows, strict=True))
@@ -276,10 +276,7 @@ class OneSidedBackend(Backend):
         ]
         sends = [v.contiguous() for v in values]
         self.window.exchange_records(sends, [p.recv_R for p in peers], back, [p.send_R for p in peers], op)
-        return [
-            take(home.flatten(), entry_index(route.home_slot, home.shape[1]), 0.0)
-            for home, route in zip(back, routes, strict=True)
-        ]
+        return slots_at_home(back, routes)
 
     def memory_plan(self) -> MemoryPlan:
         config, R = self.config, self.group.size
@@ -305,12 +302,6 @@ class OneSidedBackend(Backend):
 
     def close(self) -> None:
         self.window.close()
-
-
-def _empty(rows: int, hidden: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type == "cpu":
-        return empty(rows, hidden, dtype)
-    return torch.empty(rows, hidden, dtype=dtype, device=device)
 
 
 def _blank(rows: int, width: int, top_k: int, device: torch.device) -> torch.Tensor:

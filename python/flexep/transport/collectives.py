@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from flexep._native.memory import empty
+from flexep._native.operands import output
 from flexep.errors import Timeout
 from flexep.group import Group, named_errors, wait
 
@@ -196,7 +196,6 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _empty(rows: int, like: torch.Tensor) -> torch.Tensor:
-    """Rows like those of `like` that are about to be received; large ones on the CPU in pooled memory."""
-    if like.device.type != "cpu":
-        return like.new_empty((rows, *like.shape[1:]))
-    return empty(rows, math.prod(like.shape[1:]), like.dtype).view(rows, *like.shape[1:])
+    """Rows like those of `like` that are about to be received."""
+    flat = output(rows, math.prod(like.shape[1:]), like.dtype, like.device)
+    return flat.view(rows, *like.shape[1:])

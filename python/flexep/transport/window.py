@@ -11,7 +11,8 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -116,28 +117,28 @@ class Window(ABC):
         nbytes = self.shape.registered_rows * self.shape.pull_row_bytes
         return window[begin : begin + nbytes].view(dtype).view(self.shape.registered_rows, -1)
 
-    def _error(self, status: int, fault: native.Fault) -> FlexEPError:
-        op, word = OPS[fault.op], native.WORDS[fault.word]
-        if status == native.LEFT:
+    def _error(self, status: str, fault: native.Fault) -> FlexEPError:
+        op, word = OPS[fault.op], fault.word
+        (want, want_chunks, _), (got, got_chunks, got_op) = fault.want, fault.got
+        if status == "left":
             return PeerLost(
                 f"{op}: rank {fault.waiter} waits for rank {fault.awaited} (epoch {fault.epoch}, word {word}), "
                 "which has destroyed its dispatcher or ended"
             )
-        if status == native.MISMATCHED:
-            epoch, _ = _epoch_and_chunks(fault.got)
-            ours, theirs = f"{op} (epoch {fault.epoch})", f"{OPS[fault.got & 0xFF]} (epoch {epoch})"
+        if status == "mismatched":
+            ours, theirs = f"{op} (epoch {fault.epoch})", f"{OPS[got_op]} (epoch {got})"
             return CollectiveMismatch(
                 "window", {"operation": {ours: [fault.waiter], theirs: [fault.awaited]}}
             )
-        if status == native.BUSY:
+        if status == "busy":
             return WindowBusy(
                 f"{op}: another operation ran on this window (epoch {fault.epoch}) at the same time"
             )
-        if status == native.FAILED:
+        if status == "failed":
             return PeerLost(f"{op}: rank {fault.waiter} cannot run it and has given up (epoch {fault.epoch})")
         return Timeout(
             op, fault.waiter, (fault.awaited,), self.timeout, fault.epoch, word,
-            _epoch_and_chunks(fault.want), _epoch_and_chunks(fault.got),
+            (want, want_chunks), (got, got_chunks),
         )  # fmt: skip
 
 
@@ -160,11 +161,8 @@ class HostWindow(Window):
 
     def publish(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
         self._check_board(ints)
-        memory = self._alive()
         out = [torch.empty((self.group.size, one.numel()), dtype=torch.int32) for one in ints]
-        reports = self._windows.publish(ints, out, _number(op), self.timeout)
-        self._settle(op, reports, [one.numel() * 4 for one in ints])
-        del memory
+        self._run(op, partial(self._windows.publish, ints, out), [one.numel() * 4 for one in ints])
         return out
 
     def exchange_records(
@@ -175,32 +173,20 @@ class HostWindow(Window):
         recv_R: Sequence[torch.Tensor],
         op: str,
     ) -> None:
-        memory = self._alive()
-        reports = self._windows.exchange_records(sends, send_R, recvs, recv_R, _number(op), self.timeout)
         record_bytes = _record_bytes(sends[0])
         own = [int(to[rank]) * record_bytes for rank, to in zip(self.group.hosted, send_R, strict=True)]
-        self._settle(op, reports, own, record_bytes)
-        del memory
+        operation = partial(self._windows.exchange_records, sends, send_R, recvs, recv_R)
+        self._run(op, operation, own, record_bytes)
 
     def deliver(self, args: Sequence[Deliver], op: str) -> None:
-        memory = self._alive()
-        reports = self._windows.deliver(args, _number(op), self.timeout, self._lanes())
-        own = [
-            self._own_rows(one.arrivals, rank) * one.x.shape[1] * one.x.element_size()
-            for one, rank in zip(args, self.group.hosted, strict=True)
-        ]
-        self._settle(op, reports, own)
-        del memory
+        row_bytes = [one.x.shape[1] * one.x.element_size() for one in args]
+        operation = partial(self._windows.deliver, args, lanes=self._lanes())
+        self._run(op, operation, self._own_rows([one.arrivals for one in args], row_bytes))
 
     def collect(self, args: Sequence[Collect], op: str) -> None:
-        memory = self._alive()
-        reports = self._windows.collect(args, _number(op), self.timeout, self._lanes())
-        own = [
-            self._own_rows(one.arrivals, rank) * one.z.shape[1] * one.wire.itemsize
-            for one, rank in zip(args, self.group.hosted, strict=True)
-        ]
-        self._settle(op, reports, own)
-        del memory
+        row_bytes = [one.z.shape[1] * one.wire.itemsize for one in args]
+        operation = partial(self._windows.collect, args, lanes=self._lanes())
+        self._run(op, operation, self._own_rows([one.arrivals for one in args], row_bytes))
 
     def registered(self, rank: int, dtype: torch.dtype) -> torch.Tensor:
         return self._registered(torch.from_numpy(self._alive().view(rank)), dtype)
@@ -224,14 +210,27 @@ class HostWindow(Window):
     def _lanes(self) -> int:
         return max(1, torch.get_num_threads() // len(self.group.hosted))
 
-    def _own_rows(self, arrivals: native.Arrivals, rank: int) -> int:
-        return int(arrivals.base[rank + 1] - arrivals.base[rank])
+    def _own_rows(self, arrivals: Sequence[native.Arrivals], row_bytes: Sequence[int]) -> list[int]:
+        """Bytes of the rows that each hosted rank gets from itself."""
+        return [
+            int(one.base[rank + 1] - one.base[rank]) * nbytes
+            for one, rank, nbytes in zip(arrivals, self.group.hosted, row_bytes, strict=True)
+        ]
 
-    def _settle(
-        self, op: str, reports: Sequence[native.Report], own_bytes: Sequence[int], record_bytes: int = 0
+    def _run(
+        self,
+        op: str,
+        operation: Callable[..., list[native.Report]],
+        own_bytes: Sequence[int],
+        record_bytes: int = 0,
     ) -> None:
-        """Counts what moved; raises if some wait failed. `record_bytes`: bytes of a record, where several travel as
-        one."""
+        """Runs one operation, counts what moved, and raises if some wait failed.
+
+        own_bytes: what each hosted rank gives itself. record_bytes: bytes of a record, where several travel as one.
+        """
+        memory = self._alive()  # held to the end: another thread may close the window
+        reports = operation(op=_number(op), seconds=self.timeout)
+        del memory
         counter = self._traffic[op]
         counter.calls += 1
         for report, own in zip(reports, own_bytes, strict=True):
@@ -239,7 +238,7 @@ class HostWindow(Window):
             _count(counter, moved, record_bytes)
             counter.logical_bytes += own
         for report in reports:
-            if report.status != native.ARRIVED:
+            if report.status != "arrived":
                 raise self._error(report.status, report.fault)
 
 
@@ -376,11 +375,6 @@ def _count(counter: Traffic, moved: Sequence[int], record_bytes: int) -> None:
 
 def _number(op: str) -> int:
     return OPS.index("header" if op.endswith(".header") else op)
-
-
-def _epoch_and_chunks(signal: int) -> tuple[int, int]:
-    """See csrc/proto/signal.h."""
-    return signal >> 28, (signal >> 8) & (2**20 - 1)
 
 
 def _leave(windows: HostWindows, memory: WindowMemory, pid: int) -> None:
