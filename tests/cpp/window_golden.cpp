@@ -118,7 +118,7 @@ static_assert(two.bytes == 8448);
 
 // What lies in windows or beside them is the same for every compiler.
 static_assert(sizeof(FaultRecord) == 48 && offsetof(FaultRecord, want) == 32);
-static_assert(sizeof(WindowState) == 72 && offsetof(WindowState, stopped) == 16);
+static_assert(sizeof(WindowState) == 24 && offsetof(WindowState, stopped) == 16);
 static_assert(make_signal(3, 5, 7) == ((3ull << 28) | (5ull << 8) | 7ull));
 static_assert(has_reached(make_signal(1, 0, 2), make_signal(0, kMaxChunks, 1)));
 static_assert(!has_reached(make_signal(1, 4, 9), make_signal(1, 5, 1)));
