@@ -34,14 +34,17 @@ class Environment:
     Attributes:
         debug: FLEXEP_DEBUG. Calls on CUDA judge values as calls on the CPU do, with a host wait: expert ids outside
             [-1, E) and NaN weights raise ArgumentError. A graph that is being captured is not waited for.
+        peer: FLEXEP_PEER. GPU processes may open windows in each other's memory, and `backend="auto"` tries them.
+            Until that has been measured, they do not without this.
     """
 
     debug: bool
+    peer: bool
 
     @staticmethod
     def read() -> Environment:
         """Raises ArgumentError for any other value."""
-        return Environment(debug=_switch("FLEXEP_DEBUG"))
+        return Environment(debug=_switch("FLEXEP_DEBUG"), peer=_switch("FLEXEP_PEER"))
 
 
 def _switch(variable: str) -> bool:

@@ -1,4 +1,7 @@
-"""Windows of ranks that are processes: one memory under every rank's address, refusals that all hear, no leaks."""
+"""Windows of ranks that are processes: one memory under every rank's address, refusals that all hear, no leaks.
+
+On the CPU and, with a fake driver, on GPUs: who opens them is the same text.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,17 @@ import pytest
 from flexep.errors import ArgumentError, CollectiveMismatch, FlexEPError, PeerRefused, Unavailable
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
-from flexep.transport import window_memory
+from flexep.transport import _opening
 from flexep.transport.window_memory import open_windows
+from tests.transport.fake_driver import group_of
 from tests.transport.held import Held, held, window_mappings
 
 R = 3
 NBYTES = 3 * 4096 + 128  # no whole number of pages
 TIMEOUT = 20.0
+
+
+both = pytest.mark.parametrize("transport", ["shm", "peer"])
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +44,10 @@ def caught(call: Callable[[], object]) -> Exception | None:
     return None
 
 
-def every_rank_writes_everywhere(ctx: RankContext) -> tuple[bool, bool, list[list[int]], int]:
-    opened = open_windows(ctx.group, NBYTES, TIMEOUT)
+def every_rank_writes_everywhere(
+    ctx: RankContext, transport: str
+) -> tuple[str, bool, bool, list[list[int]], int]:
+    opened = open_windows(group_of(ctx, transport), NBYTES, TIMEOUT)
     zeroed = not any(opened.view(rank).any() for rank in range(ctx.size))
     aligned = all(address % 4096 == 0 for address in opened.addresses)
     ctx.group.barrier(TIMEOUT)
@@ -51,17 +60,19 @@ def every_rank_writes_everywhere(ctx: RankContext) -> tuple[bool, bool, list[lis
         [*opened.view(rank)[: ctx.size].tolist(), *opened.view(rank)[last:].tolist()] for rank in range(R)
     ]
     opened.close()
-    return zeroed, aligned, seen, window_mappings()
+    return opened.name, zeroed, aligned, seen, window_mappings()
 
 
-def test_every_rank_reaches_every_window(pool: RankPool) -> None:
+@both
+def test_every_rank_reaches_every_window(pool: RankPool, transport: str) -> None:
     ends = [200 + rank for rank in reversed(range(R))]
     want = [[1 + 10 * writer + rank for writer in range(R)] + ends for rank in range(R)]
-    assert pool.run(every_rank_writes_everywhere) == [(True, True, want, 0)] * R
+    found = pool.run(every_rank_writes_everywhere, transport)
+    assert found == [(transport, True, True, want, 0)] * R
 
 
-def reads_after_peers_closed(ctx: RankContext) -> tuple[int, int]:
-    opened = open_windows(ctx.group, NBYTES, TIMEOUT)
+def reads_after_peers_closed(ctx: RankContext, transport: str) -> tuple[int, int]:
+    opened = open_windows(group_of(ctx, transport), NBYTES, TIMEOUT)
     opened.view(ctx.rank)[:] = ctx.rank + 1
     ctx.group.barrier(TIMEOUT)
     left = opened.view((ctx.rank + 1) % ctx.size)
@@ -70,16 +81,20 @@ def reads_after_peers_closed(ctx: RankContext) -> tuple[int, int]:
     return int(left.sum()), window_mappings()
 
 
-def test_a_peer_that_closes_takes_no_memory_away(pool: RankPool) -> None:
-    assert pool.run(reads_after_peers_closed) == [(((r + 1) % R + 1) * NBYTES, 1) for r in range(R)]
+@both
+def test_a_peer_that_closes_takes_no_memory_away(pool: RankPool, transport: str) -> None:
+    assert pool.run(reads_after_peers_closed, transport) == [
+        (((r + 1) % R + 1) * NBYTES, 1) for r in range(R)
+    ]
 
 
-def opens_many_times(ctx: RankContext, times: int) -> tuple[Held, Held, bool]:
+def opens_many_times(ctx: RankContext, transport: str, times: int) -> tuple[Held, Held, bool]:
     fresh = True
+    group = group_of(ctx, transport)
 
     def once() -> None:
         nonlocal fresh
-        opened = open_windows(ctx.group, 1 << 20, TIMEOUT)
+        opened = open_windows(group, 1 << 20, TIMEOUT)
         fresh &= not any(opened.view(rank).any() for rank in range(ctx.size))
         ctx.group.barrier(TIMEOUT)
         opened.view(ctx.rank)[:] = 1
@@ -93,8 +108,9 @@ def opens_many_times(ctx: RankContext, times: int) -> tuple[Held, Held, bool]:
     return before, held(), fresh
 
 
-def test_opening_and_closing_leaks_nothing(pool: RankPool) -> None:
-    for before, after, fresh in pool.run(opens_many_times, 200):
+@both
+def test_opening_and_closing_leaks_nothing(pool: RankPool, transport: str) -> None:
+    for before, after, fresh in pool.run(opens_many_times, transport, 200):
         assert after.descriptors == before.descriptors
         assert abs(after.mappings - before.mappings) <= 2  # the C library may map or unmap a heap of its own
         assert (
@@ -103,37 +119,40 @@ def test_opening_and_closing_leaks_nothing(pool: RankPool) -> None:
         assert fresh
 
 
-def opens(ctx: RankContext, nbytes: list[int]) -> tuple[Exception | None, int, int]:
+def opens(ctx: RankContext, transport: str, nbytes: list[int]) -> tuple[Exception | None, int, int]:
     """The error; descriptors gained; windows still mapped."""
+    group = group_of(ctx, transport)
     ctx.group.barrier(TIMEOUT)
     before = held().descriptors
-    error = caught(lambda: open_windows(ctx.group, nbytes[ctx.rank], TIMEOUT))
+    error = caught(lambda: open_windows(group, nbytes[ctx.rank], TIMEOUT))
     return error, held().descriptors - before, window_mappings()
 
 
-def works(pool: RankPool) -> bool:
-    return [error for error, *_ in pool.run(opens, [NBYTES] * R)] == [None] * R
+def works(pool: RankPool, transport: str = "shm") -> bool:
+    return [error for error, *_ in pool.run(opens, transport, [NBYTES] * R)] == [None] * R
 
 
-def test_sizes_that_differ_are_named_on_every_rank(pool: RankPool) -> None:
-    for error, descriptors, mapped in pool.run(opens, [NBYTES, 2 * NBYTES, NBYTES]):
+@both
+def test_sizes_that_differ_are_named_on_every_rank(pool: RankPool, transport: str) -> None:
+    for error, descriptors, mapped in pool.run(opens, transport, [NBYTES, 2 * NBYTES, NBYTES]):
         assert isinstance(error, CollectiveMismatch)
         assert error.differences == {"nbytes": {str(NBYTES): [0, 2], str(2 * NBYTES): [1]}}
         assert (descriptors, mapped) == (0, 0)
-    assert works(pool)
+    assert works(pool, transport)
 
 
-def test_a_size_that_one_rank_gets_wrong_is_refused_on_all(pool: RankPool) -> None:
-    results = pool.run(opens, [NBYTES, NBYTES, 0])
+@both
+def test_a_size_that_one_rank_gets_wrong_is_refused_on_all(pool: RankPool, transport: str) -> None:
+    results = pool.run(opens, transport, [NBYTES, NBYTES, 0])
     assert isinstance(results[2][0], ArgumentError)
     for rank in (0, 1):
         assert isinstance(results[rank][0], PeerRefused)
         assert "nbytes = 0" in results[rank][0].refused[2]
-    assert works(pool)
+    assert works(pool, transport)
 
 
 def test_more_than_the_host_has_is_refused_before_anybody_reserves(pool: RankPool) -> None:
-    for error, descriptors, mapped in pool.run(opens, [1 << 50] * R):
+    for error, descriptors, mapped in pool.run(opens, "shm", [1 << 50] * R):
         assert isinstance(error, Unavailable)
         assert f"{R} windows of {1 << 50} bytes" in str(error)
         assert (descriptors, mapped) == (0, 0)
@@ -145,7 +164,7 @@ def opens_where_one_cannot_reserve(ctx: RankContext) -> tuple[Exception | None, 
     if ctx.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (NBYTES // 2, limits[1]))
     try:
-        return opens(ctx, [NBYTES] * ctx.size)
+        return opens(ctx, "shm", [NBYTES] * ctx.size)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
@@ -173,7 +192,7 @@ def opens_where_one_cannot_map(ctx: RankContext) -> tuple[Exception | None, int,
         mapped = address_space()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + (100 << 20), limits[1]))
     try:
-        return opens(ctx, [80 << 20] * ctx.size)
+        return opens(ctx, "shm", [80 << 20] * ctx.size)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
@@ -187,33 +206,35 @@ def test_a_mapping_that_fails_on_one_rank_is_heard_by_all(pool: RankPool) -> Non
     assert works(pool)
 
 
-def opens_elsewhere(ctx: RankContext, field: int) -> Exception | None:
+def opens_elsewhere(ctx: RankContext, transport: str, field: int) -> Exception | None:
     """Rank 1 believes it lives on another host (0) or in another network namespace (1)."""
-    real, identity = window_memory.host_identity, window_memory.host_identity()
+    real, identity = _opening.host_identity, _opening.host_identity()
     identity[field] += " elsewhere"
     if ctx.rank == 1:
-        window_memory.host_identity = lambda: identity
+        _opening.host_identity = lambda: identity
     try:
-        return caught(lambda: open_windows(ctx.group, NBYTES, TIMEOUT))
+        return caught(lambda: open_windows(group_of(ctx, transport), NBYTES, TIMEOUT))
     finally:
-        window_memory.host_identity = real
+        _opening.host_identity = real
 
 
+@both
 @pytest.mark.parametrize(("field", "where"), [(0, "another host"), (1, "another network namespace")])
-def test_ranks_out_of_reach_are_named(pool: RankPool, field: int, where: str) -> None:
-    errors = pool.run(opens_elsewhere, field)
+def test_ranks_out_of_reach_are_named(pool: RankPool, transport: str, field: int, where: str) -> None:
+    errors = pool.run(opens_elsewhere, transport, field)
     assert all(isinstance(error, Unavailable) for error in errors)
     named = [f"ranks {ranks} run {'on' if field == 0 else 'in'} {where}" for ranks in ([1], [0, 2], [1])]
     assert all(
         text in str(error) and "alltoall" in str(error) for text, error in zip(named, errors, strict=True)
     )
-    assert works(pool)
+    assert works(pool, transport)
 
 
-def marks_its_windows(ctx: RankContext, mark: int) -> list[list[int]]:
+def marks_its_windows(ctx: RankContext, transport: str, mark: int) -> list[list[int]]:
     found = []
+    group = group_of(ctx, transport)
     for turn in range(20):
-        opened = open_windows(ctx.group, NBYTES, TIMEOUT)
+        opened = open_windows(group, NBYTES, TIMEOUT)
         opened.view((ctx.rank + 1) % ctx.size)[:] = mark + turn
         ctx.group.barrier(TIMEOUT)
         found.append([int(opened.view(rank).min()) - turn for rank in range(ctx.size)])
@@ -222,11 +243,14 @@ def marks_its_windows(ctx: RankContext, mark: int) -> list[list[int]]:
     return found
 
 
-def test_two_jobs_at_once_do_not_collide(pool: RankPool) -> None:
+@both
+def test_two_jobs_at_once_do_not_collide(pool: RankPool, transport: str) -> None:
     out: dict[int, list] = {}
     with RankPool(2) as other:
         jobs = [
-            threading.Thread(target=lambda p=p, mark=mark: out.update({mark: p.run(marks_its_windows, mark)}))
+            threading.Thread(
+                target=lambda p=p, mark=mark: out.update({mark: p.run(marks_its_windows, transport, mark)})
+            )
             for mark, p in ((10, pool), (100, other))
         ]
         for job in jobs:

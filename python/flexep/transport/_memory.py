@@ -75,12 +75,12 @@ class _Bytes:
 
     def __init__(self, mapping: Mapping, offset: int, nbytes: int) -> None:
         self.mapping = mapping
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (nbytes,),
-            "data": (mapping.address + offset, False),
-        }
+        self.__array_interface__ = array_interface(mapping.address + offset, nbytes)
+
+
+def array_interface(address: int, nbytes: int) -> dict[str, Any]:
+    """Writable bytes at an address, as numpy and torch describe them."""
+    return {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (address, False)}
 
 
 def reserve_memfd(nbytes: int, ranks: int) -> int:

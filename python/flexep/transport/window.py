@@ -317,11 +317,15 @@ class DeviceWindow(Window):
 
 def make_window(group: Group, shape: WindowShape, timeout: float) -> Window:
     """The windows of a group, collectively. Raises Unavailable where ranks cannot reach each other's memory."""
-    if group.device.type == "cuda" and group.is_local:
-        if not torch.cuda.is_available():
-            raise Unavailable(f"{group.device}: this torch sees no CUDA GPU")
-        return DeviceWindow(group, shape, timeout)
-    return HostWindow(group, shape, timeout)
+    if group.device.type != "cuda":
+        return HostWindow(group, shape, timeout)
+    if not torch.cuda.is_available():
+        raise Unavailable(f"{group.device}: this torch sees no CUDA GPU")
+    if not group.is_local:
+        raise Unavailable(
+            "one-sided operations between GPU processes are not built yet; use backend='alltoall'"
+        )
+    return DeviceWindow(group, shape, timeout)
 
 
 class WindowCollectives(Collectives):

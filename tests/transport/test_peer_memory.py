@@ -1,0 +1,261 @@
+"""Windows in GPU memory, over a fake driver: what is refused, by whom and by which name, and that nothing stays."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from flexep.errors import FlexEPError, PeerRefused, Unavailable
+from flexep.testing.pool import RankPool
+from flexep.testing.worker import RankContext
+from flexep.transport import _gpu_memory, _peer_memory
+from flexep.transport._gpu_memory import Gpu, GpuMapping, load_driver
+from flexep.transport.window_memory import open_windows
+from tests.transport.fake_driver import DIRT, GRANULARITY, CUresult, FakeDriver, driver_of, group_of, install
+from tests.transport.held import held, window_mappings
+
+R = 3
+NBYTES = 3 * 4096 + 128
+TIMEOUT = 20.0
+Outcome = tuple[Exception | None, int, tuple[int, int, int]]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(R, timeout=60) as ranks:
+        yield ranks
+
+
+def outcome(ctx: RankContext) -> Outcome:
+    """What opening windows came to; descriptors gained; what is live in the driver."""
+    group, driver = group_of(ctx, "peer"), driver_of(ctx)
+    ctx.group.barrier(TIMEOUT)
+    before, error = held().descriptors, None
+    try:
+        open_windows(group, NBYTES, TIMEOUT)
+    except FlexEPError as raised:
+        error = raised
+    return error, held().descriptors - before, driver.live
+
+
+def opens_with(ctx: RankContext, odd: int, changes: dict[str, Any]) -> Outcome:
+    """Opens windows while rank `odd` alone has a driver with these attributes."""
+    driver = driver_of(ctx)
+    usual = {name: getattr(driver, name) for name in changes}
+    if ctx.rank == odd:
+        vars(driver).update(changes)
+    try:
+        return outcome(ctx)
+    finally:
+        vars(driver).update(usual)
+
+
+def assert_refused_by(results: list[Outcome], odd: int, text: str) -> None:
+    """Rank `odd` says why, the others who it was, and nothing is left of it."""
+    for rank, (error, descriptors, live) in enumerate(results):
+        assert isinstance(error, Unavailable if rank == odd else PeerRefused), error
+        assert text in str(error)
+        assert rank == odd or list(error.refused) == [odd]
+        assert (descriptors, live) == (0, (0, 0, 0))
+
+
+def works(pool: RankPool) -> bool:
+    return pool.run(opens_with, 0, {}) == [(None, 0, (0, 0, 0))] * R
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "cuDeviceGetUuid",
+        "cuDevicePrimaryCtxRetain",
+        "cuMemGetAllocationGranularity",
+        "cuMemCreate",
+        "cuMemAddressReserve",
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuMemsetD8",
+        "cuMemcpyHtoD",
+        "cuMemExportToShareableHandle",
+        "cuMemImportFromShareableHandle",
+        "cuMemcpyDtoH",
+    ],
+)
+def test_a_step_that_the_driver_refuses_is_named_on_all_ranks(pool: RankPool, step: str) -> None:
+    refused = {"refuse": {step: CUresult.CUDA_ERROR_NOT_SUPPORTED}}
+    assert_refused_by(pool.run(opens_with, 1, refused), 1, f"{step}: CUDA_ERROR_NOT_SUPPORTED")
+    assert works(pool)
+
+
+def test_too_little_memory_on_one_gpu(pool: RankPool) -> None:
+    results = pool.run(opens_with, 2, {"free": GRANULARITY - 1})
+    want = f"cannot reserve a window of {NBYTES} bytes on GPU 0: cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY"
+    assert_refused_by(results, 2, f"{want}; {GRANULARITY - 1} bytes are free")
+    assert works(pool)
+
+
+def test_a_rank_that_sees_no_gpu(pool: RankPool) -> None:
+    assert_refused_by(pool.run(opens_with, 0, {"gpus": 0}), 0, "no CUDA GPU: cuInit: CUDA_ERROR_NO_DEVICE")
+    assert works(pool)
+
+
+def test_gpus_out_of_each_others_reach_are_named_alike_on_every_rank(pool: RankPool) -> None:
+    """Ranks 0 and 2 are on GPU 0, rank 1 on GPU 1, and GPU 1 does not reach GPU 0."""
+    for error, descriptors, live in pool.run(opens_with, 1, {"blind": {(1, 0)}}):
+        assert isinstance(error, Unavailable)
+        assert "reach each other's memory: rank 1 not that of ranks [0, 2]; use" in str(error)
+        assert (descriptors, live) == (0, (0, 0, 0))
+    assert works(pool)
+
+
+def test_a_gpu_that_a_process_does_not_see_is_tried(pool: RankPool) -> None:
+    """Every process may see its own GPU alone; then no access can be asked for, and mapping tells."""
+    assert pool.run(opens_with, 0, {"gpus": 1}) == [(None, 0, (0, 0, 0))] * R
+
+
+def without_switch(ctx: RankContext, odd: int) -> Outcome:
+    group_of(ctx, "peer")
+    real = _peer_memory.Environment.read
+    if ctx.rank == odd:
+        _peer_memory.Environment.read = lambda: _peer_memory.Environment(debug=False, peer=False)
+    try:
+        return outcome(ctx)
+    finally:
+        _peer_memory.Environment.read = real
+
+
+def test_without_the_switch_nobody_opens_windows(pool: RankPool) -> None:
+    assert_refused_by(pool.run(without_switch, 1), 1, "not been measured yet: set FLEXEP_PEER=1")
+    assert works(pool)
+
+
+def while_capturing(ctx: RankContext, odd: int) -> Outcome:
+    real = _peer_memory.is_capturing
+    if ctx.rank == odd:
+        _peer_memory.is_capturing = lambda: True
+    try:
+        return outcome(ctx)
+    finally:
+        _peer_memory.is_capturing = real
+
+
+def test_windows_first_opened_during_a_capture_are_refused(pool: RankPool) -> None:
+    assert_refused_by(pool.run(while_capturing, 2), 2, "make the dispatcher before the capture")
+    assert works(pool)
+
+
+def maps_other_memory(ctx: RankContext, odd: int) -> Outcome:
+    """Rank `odd` gets memory of its own for its peers' descriptors."""
+    real = Gpu.open
+    if ctx.rank == odd:
+        Gpu.open = lambda self, fd, nbytes: self.create(nbytes)
+    try:
+        return outcome(ctx)
+    finally:
+        Gpu.open = real
+
+
+def test_memory_that_is_not_the_peers_is_found(pool: RankPool) -> None:
+    assert_refused_by(pool.run(maps_other_memory, 0), 0, "the window of rank 1 on GPU 01010101")
+    assert works(pool)
+
+
+# -- one process
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    for name in ("cuda", "cuda.bindings", "cuda.bindings.driver"):
+        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(GpuMapping, "view", GpuMapping.view)
+    monkeypatch.setenv("FLEXEP_PEER", "0")
+    fake = FakeDriver()
+    install(fake)
+    yield fake
+    assert not fake._contexts, "a context was left current"
+
+
+def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)  # type: ignore[arg-type]
+    with pytest.raises(Unavailable, match="needs the package cuda-bindings"):
+        load_driver()
+
+
+def test_the_missing_driver_is_named(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_found(flags: int) -> tuple:
+        raise RuntimeError("libcuda.so.1 not found")
+
+    monkeypatch.setattr(driver, "cuInit", not_found)
+    with pytest.raises(Unavailable, match=r"no CUDA driver: libcuda\.so\.1 not found"):
+        load_driver()
+
+
+def test_created_memory_is_zeroed_before_anybody_has_its_descriptor(driver: FakeDriver) -> None:
+    gpu = Gpu(0)
+    mapping = gpu.create(GRANULARITY)
+    assert not mapping.view(0, GRANULARITY).any()
+    mapping.write(8, b"here")
+    fd = gpu.export(mapping)
+    again = gpu.open(fd, GRANULARITY)
+    os.close(fd)
+    assert (again.read(7, 6), DIRT) == (b"\0here\0", 0xAB)
+
+
+def test_memory_goes_with_its_last_view_after_the_gpu_is_done(driver: FakeDriver) -> None:
+    gpu = Gpu(0)
+    mapping = gpu.create(GRANULARITY)
+    view = mapping.view(0, 4)
+    done, handle = driver.syncs, driver.live
+    assert handle == (1, 1, 1)
+    del mapping
+    assert (driver.live, driver.syncs) == ((1, 1, 1), done)
+    del view
+    assert (driver.live, driver.syncs) == ((0, 0, 0), done + 1)
+    assert window_mappings() == 0
+
+
+def test_memory_that_goes_during_a_capture_waits_for_its_end(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(0)
+    one, other = gpu.create(GRANULARITY), gpu.create(GRANULARITY)
+    done = driver.syncs
+    monkeypatch.setattr(_gpu_memory, "is_capturing", lambda: True)
+    del one
+    assert (driver.live, driver.syncs) == ((2, 2, 2), done)
+    monkeypatch.setattr(_gpu_memory, "is_capturing", lambda: False)
+    kept = gpu.create(GRANULARITY)
+    assert driver.live == (2, 2, 2)
+    del other, kept
+    assert driver.live == (0, 0, 0)
+
+
+def test_memory_is_let_go_of_when_the_gpu_is_lost(driver: FakeDriver) -> None:
+    mapping = Gpu(0).create(GRANULARITY)
+    driver.refuse = {"cuCtxPushCurrent": CUresult.CUDA_ERROR_INVALID_CONTEXT}
+    del mapping
+    driver.refuse = {}
+    assert driver.live == (0, 0, 0)
+
+
+def test_a_forked_child_leaves_the_driver_alone(driver: FakeDriver) -> None:
+    mapping = Gpu(0).create(GRANULARITY)
+    child = os.fork()
+    if child == 0:
+        before = driver.syncs
+        del mapping
+        os._exit(0 if (driver.live, driver.syncs) == ((1, 1, 1), before) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert driver.live == (1, 1, 1)
+
+
+def test_the_context_is_let_go_of_with_the_last_mapping(driver: FakeDriver) -> None:
+    gpu = Gpu(1)
+    mapping = gpu.create(GRANULARITY)
+    del gpu
+    assert driver._retained == 1
+    del mapping
+    assert driver._retained == 0
