@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 from flexep.benchmark import rank
 from flexep.benchmark.case import BenchCase
-from flexep.benchmark.rank import Column
+from flexep.benchmark.library import Column
 from flexep.testing.pool import RankPool
 
 CHAIN = 5  # roundtrips back to back in one round; the first is dropped

@@ -8,7 +8,8 @@ import pytest
 
 import flexep
 from bench.suite import Clock, Suite
-from flexep.benchmark.rank import OPS, Column
+from flexep.benchmark.library import Column
+from flexep.benchmark.rank import OPS
 
 CLOCK = Clock()
 COLUMNS = [*(("flexep", name) for name in flexep.BACKENDS), ("torch", "all_to_all_single")]

@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 
+import flexep
 from flexep.benchmark.torch_baseline import TorchBaseline
+from flexep.config import WINDOWED
 from flexep.dispatchers.alltoall import AllToAll
+from flexep.errors import Unavailable
 
 
 def wrong_row_in_alltoall() -> None:
@@ -28,6 +31,19 @@ def wrong_sum_in_torch() -> None:
         return z
 
     _after(TorchBaseline, "combine", 0, forget)
+
+
+NO_WINDOWS = "windows cannot be opened on this machine"
+
+
+def no_windows() -> None:
+    """One-sided dispatchers find no way to each other's memory."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Unavailable(NO_WINDOWS)
+
+    for name in WINDOWED:
+        flexep.BACKENDS[name].__init__ = refuse
 
 
 def _swapped(rows: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import flexep
 from flexep.benchmark import rank
 from flexep.benchmark import run as driver
 from flexep.benchmark.case import BenchCase
-from flexep.benchmark.rank import Column
+from flexep.benchmark.library import Column
 from flexep.benchmark.run import quantile, run
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext

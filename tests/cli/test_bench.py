@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-import flexep
 from flexep.benchmark import run as driver
-from flexep.benchmark.case import BenchCase
-from flexep.cli._bench_report import BAR, bar
-from flexep.cli.bench import _names
+from flexep.benchmark import sweep
+from flexep.benchmark.case import ALL, BenchCase
+from flexep.cli._bench_report import BAR, bar, name_of
+from flexep.cli._bench_sweep import curves
 from flexep.cli.main import app
 from flexep.testing.pool import RankPool
 from tests.bench import plants
@@ -27,7 +28,8 @@ TINY = "--ranks 2 --dispatchers alltoall --tokens 24 --hidden 16 --experts 4 --t
 @pytest.fixture(autouse=True)
 def _quick_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = partial(driver.copy_facts, size=1 << 20)
-    monkeypatch.setattr(driver, "copy_facts", lambda device, size: quick(device))
+    for module in (driver, sweep):
+        monkeypatch.setattr(module, "copy_facts", lambda device, size: quick(device))
 
 
 def test_json_on_standard_output_and_a_picture(tmp_path: Path) -> None:
@@ -64,6 +66,10 @@ def test_a_failed_check_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, tmp_path
         ),
         BenchCase(dispatchers=(), weights="combine"),
         BenchCase(dispatchers=("hybridep",), domain_size=2),
+        BenchCase(
+            device="cuda", ranks=1, dispatchers=ALL, baselines=("symm_mem", "copy_engine"), routing="next_rank",
+            num_sms=24, beside="gemm",
+        ),
     ],
 )  # fmt: skip
 def test_the_printed_command_repeats_the_case(monkeypatch: pytest.MonkeyPatch, case: BenchCase) -> None:
@@ -74,6 +80,7 @@ def test_the_printed_command_repeats_the_case(monkeypatch: pytest.MonkeyPatch, c
         raise KeyboardInterrupt
 
     monkeypatch.setattr(driver, "run", stop)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     runner.invoke(app, shlex.split(case.command())[1:])
     assert seen == [case]
 
@@ -85,6 +92,14 @@ def test_the_printed_command_repeats_the_case(monkeypatch: pytest.MonkeyPatch, c
         (["--dispatchers", "alltoall,smoke"], "dispatchers = 'smoke'"),
         (["--dispatchers", "alltoall,alltoall"], "dispatchers = 'alltoall,alltoall'"),
         (["--baselines", "numpy"], "baselines = 'numpy'"),
+        (["--baselines", "torch,copy_engine"], "baselines = 'copy_engine': expected torch on the CPU"),
+        (["--baselines", "deep_ep"], "baselines = 'deep_ep'"),
+        (["--num-sms", "0"], "num_sms = 0"),
+        (["--beside", "gemm"], "beside = 'gemm': expected none on the CPU"),
+        (["--sweep", "hidden=64"], "sweep = 'hidden=64'"),
+        (["--sweep", "tokens=8,many"], "sweep = 'tokens=8,many'"),
+        (["--sweep", "tokens=8,8"], "sweep = 'tokens=8,8'"),
+        (["--sweep", "tokens=8,0"], "tokens = 0"),
         (["--device", "tpu"], "device = 'tpu'"),
         (["--device", "cuda", "--ranks", "1000"], "1000 ranks"),
         (["--hidden", "7"], "hidden = 7"),
@@ -100,9 +115,52 @@ def test_bad_usage_is_named(args: list[str], named: str) -> None:
     assert named in result.stderr
 
 
-def test_all_are_those_that_run_on_the_device() -> None:
-    assert _names("dispatchers", "all", "cpu") == tuple(flexep.BACKENDS)
-    assert _names("dispatchers", "all", "cuda") == ("allgather", "alltoall")
+def test_a_sweep_is_one_result_and_a_picture(tmp_path: Path) -> None:
+    picture, path = tmp_path / "sweep.png", tmp_path / "out.json"
+    args = [*TINY.split(), "--sweep", "tokens=8,24", "--json", str(path), "--plot", str(picture)]
+    result = runner.invoke(app, ["bench", *args])
+    assert result.exit_code == 0, result.output
+    found = json.loads(path.read_text())
+    assert [row["tokens"] for row in found["results"]] == [8] * 6 + [24] * 6
+    assert [(one["value"], one["rows"]) for one in found["runs"]] == [(8, 6), (24, 6)]
+    rows = [row for row in found["results"] if (row["dispatcher"], row["op"]) == ("alltoall", "combine")]
+    assert curves(found, "combine")["alltoall"] == {
+        row["tokens"]: row["remote_bytes"] / row["median_us"] / 1e3 for row in rows
+    }
+    assert "all results right" in result.output
+    assert "--sweep tokens=8,24" in found["command"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_all_says_who_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    result = runner.invoke(app, ["bench", *TINY.split(), "--baselines", "all", "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(path.read_text())
+    assert {row["library"] for row in found["results"]} == {"flexep", "torch"}
+    assert [name_of(one) for one in found["left_out"]] == [
+        "symm_mem", "deep_ep.Buffer", "deep_ep.ElasticBuffer", "copy_engine",
+    ]  # fmt: skip
+    assert "left out copy_engine: it moves memory of GPUs" in result.output
+
+
+@pytest.mark.parametrize(("asked", "code"), [("all", 0), ("deepep,alltoall", 2)])
+def test_a_dispatcher_that_cannot_run_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str, code: int
+) -> None:
+    """Among all it is left out with its reason; by name it is an error."""
+    monkeypatch.setattr(driver, "RankPool", partial(RankPool, setup=plants.no_windows))
+    path = tmp_path / "out.json"
+    result = runner.invoke(app, ["bench", *TINY.split(), "--dispatchers", asked, "--json", str(path)])
+    assert result.exit_code == code, result.output
+    if asked == "all":
+        found = json.loads(path.read_text())
+        assert {name_of(row) for row in found["results"]} == {"allgather", "alltoall", "torch"}
+        assert [(name_of(one), one["reason"]) for one in found["left_out"]] == [
+            ("deepep", plants.NO_WINDOWS), ("hybridep", plants.NO_WINDOWS),
+        ]  # fmt: skip
+    else:
+        assert f"dispatchers = 'deepep': {plants.NO_WINDOWS}" in result.stderr
 
 
 def test_bars_have_the_length_of_their_share() -> None:

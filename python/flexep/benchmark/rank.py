@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from flexep.benchmark.case import BenchCase
-from flexep.benchmark.check import Answers, answers, check_library
-from flexep.benchmark.library import FlexEP, Library, Routed, Sent
+from flexep.benchmark.baselines import BY_COLUMN
+from flexep.benchmark.beside import Beside, run_beside
+from flexep.benchmark.case import ON_CPU, BenchCase
+from flexep.benchmark.check import Answers, answers, check_last, check_library, forget
+from flexep.benchmark.library import Column, FlexEP, Library, Routed, Sent
+from flexep.benchmark.machine import cores
 from flexep.benchmark.timing import Times, chained, gated
-from flexep.benchmark.torch_baseline import TorchBaseline
 from flexep.testing.worker import RankContext
 
 OPS = ("dispatch", "combine", "roundtrip")
 PLAN = "plan"  # the part of a fresh dispatch that comes before its rows
-Column = tuple[str, str]  # (library, dispatcher)
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Facts:
     layout: str
     mode: str
     alignment: int
+    sms: int | None
+    plans: bool
 
 
 @dataclass(frozen=True)
@@ -47,22 +52,40 @@ class RankBench:
 
     def __init__(self, ctx: RankContext, case: BenchCase) -> None:
         self.ctx, self.case = ctx, case
-        self.steps = [_on(ctx.device, self._answers(step).routed) for step in range(case.steps)]
+        with all_cores(ctx.size):
+            self.steps = [_on(ctx.device, self._answers(step).routed) for step in range(case.steps)]
         self.libraries: dict[Column, Library] = {}
         self._pairs = 0  # done so far: routings take turns
 
     def _answers(self, step: int) -> Answers:
         return answers(self.case, self.case.world, self.ctx.rank, step)
 
+    def why_not(self, column: Column) -> str | None:
+        """Why a column cannot run, known before anything collective; None if it can."""
+        if column[0] == "flexep":
+            return None
+        if self.case.device == "cpu" and column[0] not in ON_CPU:
+            return "it moves memory of GPUs"
+        refused: str | None = BY_COLUMN[column].why_not(self.case)
+        return refused
+
     def open(self, column: Column) -> Facts:
-        make_flexep = column[0] == "flexep"
         made: Library = (
             FlexEP(self.ctx, self.case, column[1], self.steps)
-            if make_flexep
-            else TorchBaseline(self.ctx, self.case, self.steps)
+            if column[0] == "flexep"
+            else BY_COLUMN[column](self.ctx, self.case, self.steps)
         )
         self.libraries[column] = made
-        return Facts(made.library, made.dispatcher, made.wire, made.layout, made.mode, made.alignment)
+        return Facts(
+            made.library,
+            made.dispatcher,
+            made.wire,
+            made.layout,
+            made.mode,
+            made.alignment,
+            made.sms,
+            made.plans,
+        )
 
     def floor(self) -> Floor:
         """From the oracle's plan: kept (token, other rank) crossings and kept expert rows."""
@@ -77,7 +100,8 @@ class RankBench:
         return Floor(remote / len(plans), rows / len(plans), world.hidden * world.dtype.itemsize)
 
     def check(self, column: Column) -> list[str]:
-        return check_library(self.case, self.libraries[column], self.ctx.rank)
+        with all_cores(self.ctx.size):
+            return check_library(self.case, self.libraries[column], self.ctx.rank)
 
     def pace(self, column: Column) -> float:
         """Seconds of one roundtrip, the best of three after one that warms up."""
@@ -103,6 +127,14 @@ class RankBench:
         library = self.libraries[column]
         return chained(lambda: library.plan(self._step()), count, self.ctx.device)
 
+    def beside(self, column: Column, op: str) -> Beside:
+        """A chain of matrix products alone, and next to one operation after the other."""
+        library, step = self.libraries[column], self._step()
+        delivered = library.dispatch(step)
+        if op == "dispatch":
+            return run_beside(lambda: library.dispatch(step), self.ctx.device)
+        return run_beside(lambda: library.combine(delivered.x, delivered), self.ctx.device)
+
     def chain(self, column: Column, count: int) -> tuple[list[float], list[str]]:
         """Roundtrips back to back; their periods, and what is wrong with the rows and sums of the last one."""
         library, last = self.libraries[column], None
@@ -113,10 +145,8 @@ class RankBench:
 
         times = chained(pair, count, self.ctx.device)
         assert last is not None
-        step, delivered, z = last
-        right = answers(self.case, library.world, self.ctx.rank, step)
-        wrong = right.wrong_rows(delivered) + right.wrong_sums(z, right.z, library.library == "flexep")
-        return times, wrong
+        with all_cores(self.ctx.size):
+            return times, check_last(self.case, library, self.ctx.rank, *last)
 
     def _step(self) -> int:
         self._pairs += 1
@@ -146,15 +176,16 @@ class RankBench:
         for library in self.libraries.values():
             library.close()
         self.libraries.clear()
-        answers.cache_clear()
 
 
 _bench: RankBench | None = None
 
 
 def start(ctx: RankContext, case: BenchCase) -> None:
-    """Makes this rank's inputs and answers; a run before this one is forgotten."""
+    """Makes this rank's inputs and answers; of a run before this one, only answers to the same inputs are kept."""
     global _bench
+    if _bench is not None and _bench.case.inputs != case.inputs:
+        forget()
     with torch.no_grad():
         _bench = RankBench(ctx, case)
 
@@ -165,6 +196,16 @@ def call(ctx: RankContext, method: str, *args: Any) -> Any:
         raise RuntimeError("start the run first")
     with torch.no_grad():
         return getattr(_bench, method)(*args)
+
+
+@contextmanager
+def all_cores(ranks: int) -> Iterator[None]:
+    """This rank's share of the machine for inputs and answers; what is timed has one thread a rank."""
+    torch.set_num_threads(max(1, cores() // ranks))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
 
 
 def _on(device: torch.device, routed: Routed) -> Routed:

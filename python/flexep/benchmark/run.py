@@ -9,11 +9,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from flexep.benchmark import rank
-from flexep.benchmark.case import BenchCase
+import flexep
+from flexep.benchmark import left_out, rank
+from flexep.benchmark.baselines import REFERENCE, baseline_columns
+from flexep.benchmark.beside import Beside, slowest
+from flexep.benchmark.case import ALL, BenchCase
+from flexep.benchmark.library import Column
 from flexep.benchmark.machine import COPY_BYTES, copy_facts, load, machine_facts, versions
-from flexep.benchmark.rank import OPS, PLAN, Column, Facts
-from flexep.testing.pool import RankPool
+from flexep.benchmark.rank import OPS, PLAN, Facts
+from flexep.errors import Unavailable
+from flexep.testing.pool import RankFailed, RankPool
 
 TURNS = 4  # on the CPU columns take turns in every operation, so that a neighbour's work slows all alike
 MIN_SAMPLES = 8  # of an operation, whatever the time limit
@@ -23,18 +28,27 @@ Progress = Callable[[str, int, int], None]
 
 
 class Run:
-    """One case on one pool. `problems` collects what checks found, by column."""
+    """One case on one pool. `problems` collects what checks found, by column; `left_out` why a column was not run."""
 
     def __init__(self, case: BenchCase, pool: RankPool, copy_rate: float) -> None:
         self.case, self.pool, self.copy_rate = case, pool, copy_rate
-        self.columns: list[Column] = [("flexep", name) for name in case.dispatchers]
-        self.columns += [("torch", "all_to_all_single") for _ in case.baselines]
+        names = tuple(flexep.BACKENDS) if case.dispatchers == ALL else case.dispatchers
+        self.asked: list[Column] = [("flexep", name) for name in names] + baseline_columns(case)
+        compared = case.device == "cuda" and REFERENCE not in self.asked
+        self.columns = [*self.asked, *([REFERENCE] if compared else [])]
         self.problems: dict[Column, list[str]] = {column: [] for column in self.columns}
+        self.left_out: dict[Column, str] = {}
         self.facts: dict[Column, Facts] = {}
         self.pace: dict[Column, float] = {}
         self.samples: dict[tuple[Column, str], list[list[float]]] = {}  # [round of calls][rank]
         self.host: dict[tuple[Column, str], list[float]] = {}
+        self.beside: dict[tuple[Column, str], Beside] = {}
         self.turns = TURNS if case.device == "cpu" else 1
+
+    @property
+    def opened(self) -> list[Column]:
+        """Columns of the results."""
+        return [column for column in self.asked if column not in self.left_out]
 
     def ranks(self, method: str, *args: Any) -> list[Any]:
         return self.pool.run(rank.call, method, *args, timeout=START_TIMEOUT + 20 * self.case.time_limit)
@@ -49,6 +63,9 @@ class Run:
                 for column in self.columns:
                     word = f"{column[1]}: {op} ({turn + 1} of {self.turns})"
                     yield word, partial(self._measure, column, op)
+        for column in self.asked if self.case.beside != "none" else ():
+            for op in OPS[:2]:
+                yield f"{column[1]}: {op} beside {self.case.beside}", partial(self._beside, column, op)
         for column in self.columns:
             yield f"{column[1]}: check again", partial(self._check, column, "after")
 
@@ -56,17 +73,33 @@ class Run:
         self.pool.run(rank.start, self.case, timeout=START_TIMEOUT)
 
     def _open(self, column: Column) -> None:
-        self.facts[column] = self.ranks("open", column)[0]
-        self._check(column, "before")
-        self.pace[column] = max(self.ranks("pace", column))
+        refused = next((reason for reason in self.ranks("why_not", column) if reason), None)
+        if refused is not None:
+            self.left_out[column] = refused
+            return
+        try:
+            self.facts[column] = self.ranks("open", column)[0]
+            self._check(column, "before")
+            self.pace[column] = max(self.ranks("pace", column))
+        except RankFailed as failed:
+            if not self.pool.alive:
+                raise
+            self.left_out[column] = left_out.reason(self.case, column, failed)
 
     def _check(self, column: Column, when: str) -> None:
-        self._note(column, when, self.ranks("check", column))
+        if column not in self.left_out:
+            self._note(column, when, self.ranks("check", column))
 
     def _note(self, column: Column, when: str, wrong: list[list[str]]) -> None:
         self.problems[column] += [f"{when}, rank {r}: {w}" for r, found in enumerate(wrong) for w in found]
 
+    def _beside(self, column: Column, op: str) -> None:
+        if column not in self.left_out:
+            self.beside[column, op] = slowest(self.ranks("beside", column, op))
+
     def _measure(self, column: Column, op: str) -> None:
+        if column in self.left_out or (op == PLAN and not self.facts[column].plans):
+            return
         most = self.case.pairs if op == "roundtrip" else min(MAX_SAMPLES, self.case.pairs)
         fitting = int(self.case.time_limit / self.pace[column])
         count = math.ceil(max(MIN_SAMPLES, min(most, fitting)) / self.turns)
@@ -91,7 +124,7 @@ class Run:
         floor = self.ranks("floor")[0]
         floor_us = 1e6 * (floor.remote_rows + floor.expert_rows) * floor.row_bytes / self.copy_rate
         results, details = [], []
-        for column in self.columns:
+        for column in self.opened:
             sent = self.ranks("sent", column)
             for op in OPS:
                 row, detail = self._row(column, op, sent, floor_us * (2 if op == "roundtrip" else 1))
@@ -102,13 +135,48 @@ class Run:
     def plans(self) -> list[dict[str, Any]]:
         """What a fresh dispatch spends before its rows move, beside the roundtrip that it is a part of."""
         found = []
-        for column in self.columns if self.case.fresh else ():
+        for column in self.opened:
+            if (column, PLAN) not in self.samples:
+                continue
             median_us, p99_us = self._times(column, PLAN)
             found.append({
                 "library": column[0], "dispatcher": column[1], "median_us": median_us, "p99_us": p99_us,
                 "of_roundtrip": median_us / self._times(column, "roundtrip")[0],
             })  # fmt: skip
         return found
+
+    def copy_engine(self) -> dict[str, dict[str, float]] | None:
+        """What the copy engines took for the bytes that must cross, by operation; None where they were not measured."""
+        if REFERENCE not in self.facts or REFERENCE in self.left_out:
+            return None
+        sent, found = self.ranks("sent", REFERENCE), {}
+        for op in OPS:
+            remote = max(
+                sum(both[0] for name, both in each.items() if op in ("roundtrip", name.split(".")[0]))
+                for each in sent
+            )
+            median_us, _ = self._times(REFERENCE, op)
+            found[op] = {
+                "median_us": median_us, "remote_bytes": round(remote), "bytes_per_second": 1e6 * remote / median_us,
+            }  # fmt: skip
+        return found
+
+    def besides(self) -> list[dict[str, Any]]:
+        """What the products beside an operation lost, on the rank that lost most."""
+        return [
+            {
+                "library": column[0], "dispatcher": column[1], "op": op, "what": self.case.beside,
+                "alone_us": one.alone_us, "beside_us": one.beside_us, "covered": one.covered, "ratio": one.ratio,
+            }
+            for (column, op), one in self.beside.items()
+        ]  # fmt: skip
+
+    def _ratio(self, op: str, median_us: float, floor_us: float) -> float | None:
+        """The copy engine's time over this one; on the CPU, which has none, that of the floor."""
+        if self.case.device == "cpu":
+            return floor_us / median_us
+        measured = REFERENCE in self.facts and REFERENCE not in self.left_out
+        return self._times(REFERENCE, op)[0] / median_us if measured else None
 
     def _times(self, column: Column, op: str) -> tuple[float, float]:
         """Median and p99 in microseconds."""
@@ -135,10 +203,10 @@ class Run:
             "library": facts.library, "dispatcher": facts.dispatcher, "op": op, "layout": facts.layout,
             "wire": facts.wire, "routing": case.routing, "mode": facts.mode, "fresh": case.fresh,
             "alignment": facts.alignment, "tokens": case.tokens, "hidden": case.hidden,
-            "experts": case.experts, "top_k": case.top_k, "ranks": case.ranks, "sms": None,
+            "experts": case.experts, "top_k": case.top_k, "ranks": case.ranks, "sms": facts.sms,
             "median_us": median_us, "p99_us": p99_us, "host_us": statistics.median(host) if host else None,
             "remote_bytes": round(max(remote)), "logical_bytes": round(max(logical)), "floor_us": floor_us,
-            "ratio_to_copy_engine": floor_us / median_us, "checked": not self.problems[column],
+            "ratio_to_copy_engine": self._ratio(op, median_us, floor_us), "checked": not self.problems[column],
         }  # fmt: skip
         detail = {
             "dispatcher": facts.dispatcher, "op": op, "samples": len(samples),
@@ -160,25 +228,31 @@ def quantile(ordered: list[float], q: float) -> float:
 def run(case: BenchCase, progress: Progress | None = None, copy_bytes: int = COPY_BYTES) -> dict[str, Any]:
     """Measures the case; `progress(what, done, total)` is called before every step.
 
-    Returns the JSON result: `results` (fields of the benchmark contract), `details`, `plan` (see Run.plans), `speedup`
-    over each baseline, `problems` (what the checks found), and the facts of the run.
+    Returns the JSON result: `results` (fields of the benchmark contract), `left_out` (who was not run, and why),
+    `details`, `plan`, `copy_engine` and `beside` (see Run), `speedup` over each baseline, `problems` (what the checks
+    found), and the facts of the run. Raises Unavailable if a dispatcher named in the case cannot run here, or nothing
+    can.
     """
-    started, load_before = time.monotonic(), load()
     say = progress or (lambda what, done, total: None)
     say("copy bandwidth", 0, 1)
     copy = copy_facts(case.device, copy_bytes)
     say("ranks", 0, 1)
     with RankPool(case.ranks, case.device, START_TIMEOUT) as pool:
-        one = Run(case, pool, copy["bytes_per_second"])
-        steps = list(one.steps())
-        for done, (what, act) in enumerate(steps):
-            say(what, done, len(steps))
-            act()
-        results, details = one.rows()
-        plans = one.plans()
-        one.ranks("close")
-        say("done", len(steps), len(steps))
-    return {
+        return run_on(pool, case, copy, say)
+
+
+def run_on(pool: RankPool, case: BenchCase, copy: dict[str, Any], say: Progress) -> dict[str, Any]:
+    """The same on ranks that are there, and with a copy rate that is known."""
+    started, load_before = time.monotonic(), load()
+    one = Run(case, pool, copy["bytes_per_second"])
+    steps = list(one.steps())
+    for done, (what, act) in enumerate(steps):
+        say(what, done, len(steps))
+        act()
+    if not one.opened:
+        raise Unavailable("nothing could be measured: " + "; ".join(_left_out_lines(one)))
+    results, details = one.rows()
+    found = {
         "command": case.command(),
         "versions": versions(),
         "machine": {**machine_facts(case.device), "load_before": load_before, "load_after": load()},
@@ -186,12 +260,24 @@ def run(case: BenchCase, progress: Progress | None = None, copy_bytes: int = COP
         "seed": case.seed,
         "domain_size": case.domain_size,
         "results": results,
+        "left_out": [
+            {"library": library, "dispatcher": dispatcher, "reason": reason}
+            for (library, dispatcher), reason in one.left_out.items()
+        ],
         "details": details,
-        "plan": plans,
+        "plan": one.plans(),
+        "copy_engine": one.copy_engine(),
+        "beside": one.besides(),
         "speedup": speedups(results),
         "problems": [f"{column[1]}: {text}" for column, texts in one.problems.items() for text in texts],
-        "seconds": round(time.monotonic() - started, 1),
     }
+    one.ranks("close")
+    say("done", len(steps), len(steps))
+    return {**found, "seconds": round(time.monotonic() - started, 1)}
+
+
+def _left_out_lines(one: Run) -> list[str]:
+    return [f"{column[1]}: {reason}" for column, reason in one.left_out.items()]
 
 
 def speedups(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

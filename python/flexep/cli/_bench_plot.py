@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from flexep.cli._bench_report import name_of
 from flexep.cli._plot import pyplot
 
 GREY, INK, SOFT = "#9aa0aa", "#22252b", "#6b7280"
-COLOURS = ("#1d4ed8", "#0f9d8a", "#7e22ce", "#15803d")
+COLOURS = ("#1d4ed8", "#0f9d8a", "#7e22ce", "#15803d", "#c2410c", "#0e7490", "#a16207", "#be185d")
 TORCH = "#c8ccd4"
 OPS = ("dispatch", "combine", "roundtrip")
 STYLE = {
@@ -21,7 +22,7 @@ def plot_bench(path: Path, result: dict[str, Any]) -> None:
     """Writes a PNG. Raises Unavailable where matplotlib is not installed."""
     plt = pyplot()
     rows = result["results"]
-    names = list(dict.fromkeys(_name(row) for row in rows))
+    names = list(dict.fromkeys(name_of(row) for row in rows))
     ours = [name for name in names if name != "torch"]
     colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(ours)} | {"torch": TORCH}
     # One line a bar, operations from top to bottom with a gap between them.
@@ -58,7 +59,7 @@ def _times(
     rows = result["results"]
     longest = max(row["median_us"] for row in rows) / 1e3
     for row in rows:
-        name, op, median = _name(row), row["op"], row["median_us"] / 1e3
+        name, op, median = name_of(row), row["op"], row["median_us"] / 1e3
         y = place[op, name]
         axes.barh(y, median, height=0.78, color=colour[name])
         axes.plot([row["floor_us"] / 1e3] * 2, [y - 0.39, y + 0.39], color="#c2410c", linewidth=1.6)
@@ -81,7 +82,7 @@ def _sent(
     """Bytes that the busiest rank moves: to or from others in full colour, its own pale."""
     most = max(row["logical_bytes"] for row in rows) / 1e6
     for row in rows:
-        name, y = _name(row), place[row["op"], _name(row)]
+        name, y = name_of(row), place[row["op"], name_of(row)]
         remote, logical = row["remote_bytes"] / 1e6, row["logical_bytes"] / 1e6
         axes.barh(y, logical, height=0.78, color=colour[name], alpha=0.35)
         axes.barh(y, remote, height=0.78, color=colour[name])
@@ -103,7 +104,3 @@ def _title(row: dict[str, Any]) -> str:
         f"{row['ranks']} ranks, {row['tokens']} tokens each, hidden {row['hidden']}, {row['experts']} experts, "
         f"top-{row['top_k']}, {row['wire']}, {row['routing']} routing, {fresh} plans"
     )
-
-
-def _name(row: dict[str, Any]) -> str:
-    return row["dispatcher"] if row["library"] == "flexep" else row["library"]

@@ -27,9 +27,14 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu (gloo) or cuda (NCCL, one GPU a rank).")] = "cpu",
     ranks: Annotated[int, typer.Option(help="Processes, all started here.")] = 4,
     dispatchers: Annotated[
-        str, typer.Option(help="all (that run on the device), none, or names separated by commas.")
+        str, typer.Option(help="all (that can run here), none, or names separated by commas.")
     ] = "all",
-    baselines: Annotated[str, typer.Option(help="torch, or none.")] = "torch",
+    baselines: Annotated[
+        str,
+        typer.Option(
+            help="torch; on cuda also symm_mem, deep_ep and copy_engine; all (that can run here); none."
+        ),
+    ] = "torch",
     tokens: Annotated[int, typer.Option(help="Tokens a rank.")] = 2048,
     hidden: Annotated[int, typer.Option(help="Elements of a token.")] = 1024,
     experts: Annotated[int, typer.Option(help="Experts, over all ranks.")] = 64,
@@ -39,7 +44,8 @@ def bench(
         int | None, typer.Option(help="Ranks of a domain.", show_default="one domain")
     ] = None,
     routing: Annotated[
-        str, typer.Option(help="uniform, zipf, hot, or a named workload, W0 to W7.")
+        str,
+        typer.Option(help="uniform, zipf, hot, own_rank, next_rank, or a named workload, W0 to W7."),
     ] = "uniform",
     layout: Annotated[str, typer.Option(help="expert_major or flat.")] = "expert_major",
     mode: Annotated[str, typer.Option(help="exact or capacity (static sizes, overflow dropped).")] = "exact",
@@ -58,6 +64,17 @@ def bench(
         float, typer.Option(help="Seconds that one library may take for one operation.")
     ] = 12.0,
     pairs: Annotated[int, typer.Option(help="Roundtrips of the chained run, if the time allows.")] = 128,
+    num_sms: Annotated[
+        int | None, typer.Option(help="GPU multiprocessors a dispatcher may take.", show_default="its choice")
+    ] = None,
+    beside: Annotated[
+        str,
+        typer.Option(help="none, or gemm: what matrix products next to dispatch and combine lose (cuda)."),
+    ] = "none",
+    sweep: Annotated[
+        str | None,
+        typer.Option(metavar="KEY=N,N,...", help="Run every value of num_sms or of tokens, into one result."),
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw the result to this PNG.")] = None,
     json: JsonOption = None,
 ) -> None:
@@ -65,26 +82,33 @@ def bench(
 
     Exit codes: 0 measured and right, 1 a check or a rank failed, 2 bad usage.
     """
-    from flexep.errors import FlexEPError
+    from flexep.errors import FlexEPError, Unavailable
 
     try:
         from flexep.benchmark.case import BenchCase  # NotBuilt without the compiled module
+        from flexep.benchmark.sweep import cases, parse
         from flexep.testing.pool import RankFailed
 
         check_json(json)
         case = BenchCase(
-            device=device, ranks=ranks, dispatchers=_names("dispatchers", dispatchers, device),
-            baselines=_names("baselines", baselines, device), domain_size=domain_size,
+            device=device, ranks=ranks, dispatchers=_names("dispatchers", dispatchers),
+            baselines=_names("baselines", baselines), domain_size=domain_size,
             tokens=tokens, hidden=hidden, experts=experts, top_k=top_k, dtype=dtype, routing=routing,
             layout=layout, mode=mode, capacity=capacity, fresh=fresh, alignment=alignment, weights=weights,
-            seed=seed, time_limit=time_limit, pairs=pairs,
+            seed=seed, time_limit=time_limit, pairs=pairs, num_sms=num_sms, beside=beside,
         )  # fmt: skip
+        swept = None if sweep is None else parse(sweep)
+        if swept is not None:
+            cases(case, *swept)
         _check_place(device, ranks, plot)
     except FlexEPError as error:
         print(f"flexep bench: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     try:
-        result = _run(case, console(json))
+        result = _run(case, swept, console(json))
+    except Unavailable as error:  # a dispatcher that was asked for, or everything
+        print(f"flexep bench: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
     except RankFailed as error:
         print(f"flexep bench: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -93,12 +117,8 @@ def bench(
     raise typer.Exit(0 if all(row["checked"] for row in result["results"]) else 1)
 
 
-def _names(argument: str, text: str, device: str) -> tuple[str, ...]:
-    import flexep
-    from flexep.config import WINDOWED
-
-    known = tuple(name for name in flexep.BACKENDS if device == "cpu" or name not in WINDOWED)
-    return {"all": known, "none": ()}.get(text, tuple(split_names(argument, text)))
+def _names(argument: str, text: str) -> tuple[str, ...]:
+    return () if text == "none" else tuple(split_names(argument, text))
 
 
 def _check_place(device: str, ranks: int, plot: Path | None) -> None:
@@ -117,10 +137,11 @@ def _check_place(device: str, ranks: int, plot: Path | None) -> None:
         check_file("plot", str(plot))
 
 
-def _run(case: BenchCase, out: Console) -> dict[str, Any]:
+def _run(case: BenchCase, swept: tuple[str, list[int]] | None, out: Console) -> dict[str, Any]:
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     from flexep.benchmark.run import run
+    from flexep.benchmark.sweep import run_sweep
 
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=out, transient=True) as bar:
@@ -129,14 +150,16 @@ def _run(case: BenchCase, out: Console) -> dict[str, Any]:
         def on_step(what: str, done: int, total: int) -> None:
             bar.update(task, description=f"{what:<36}", completed=done, total=total)
 
-        return run(case, on_step)
+        return run(case, on_step) if swept is None else run_sweep(case, *swept, on_step)
 
 
 def _report(result: dict[str, Any], out: Console, plot: Path | None) -> None:
     from flexep.cli._bench_plot import plot_bench
     from flexep.cli._bench_report import show
+    from flexep.cli._bench_sweep import plot_sweep, show_sweep
 
-    show(result, out)
+    swept = "sweep" in result
+    (show_sweep if swept else show)(result, out)
     if plot is not None:
-        plot_bench(plot, result)
+        (plot_sweep if swept else plot_bench)(plot, result)
         out.print(f"picture: {plot}")

@@ -1,0 +1,84 @@
+"""The result of `flexep bench --sweep`: a table and a picture of bandwidth against the swept option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flexep.cli._bench_plot import COLOURS, GREY, STYLE
+from flexep.cli._bench_report import name_of, show_head, show_left_out, show_verdict
+from flexep.cli._plot import pyplot
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Curve = dict[int, float]  # value of the swept option -> GB/s
+
+
+def remote_rate(row: dict[str, Any]) -> float:
+    """GB/s between a rank and the others."""
+    return float(row["remote_bytes"] / row["median_us"] / 1e3)
+
+
+def curves(result: dict[str, Any], op: str) -> dict[str, Curve]:
+    """By library, and the copy engine where it was measured."""
+    from flexep.benchmark.sweep import runs
+
+    found: dict[str, Curve] = {}
+    for value, rows, rest in runs(result):
+        for row in rows:
+            if row["op"] == op:
+                found.setdefault(name_of(row), {})[value] = remote_rate(row)
+        if rest["copy_engine"] is not None:
+            found.setdefault("copy_engine", {})[value] = rest["copy_engine"][op]["bytes_per_second"] / 1e9
+    return found
+
+
+def show_sweep(result: dict[str, Any], out: Console) -> None:
+    """One line a library, one column a value."""
+    from rich.table import Table
+
+    show_head(result, out)
+    key, values = result["sweep"]["key"], result["sweep"]["values"]
+    for op in ("dispatch", "combine"):
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+        table.add_column(f"[bold]{op}[/bold], GB/s between ranks; {key}", no_wrap=True)
+        for value in values:
+            table.add_column(str(value), justify="right")
+        for name, curve in curves(result, op).items():
+            table.add_row(f"  {name}", *(f"{curve[v]:.3g}" if v in curve else "" for v in values))
+        out.print(table, "")
+    for one in result["runs"][:1]:
+        show_left_out(one, out)
+    show_verdict(result, out)
+
+
+def plot_sweep(path: Path, result: dict[str, Any]) -> None:
+    """Writes a PNG: a curve a library, dispatch and combine side by side. Raises Unavailable without matplotlib."""
+    plt = pyplot()
+    key, values = result["sweep"]["key"], result["sweep"]["values"]
+    with plt.rc_context(STYLE):
+        figure, both = plt.subplots(1, 2, figsize=(9.6, 3.6), sharey=True, layout="constrained")
+        for axes, op in zip(both, ("dispatch", "combine"), strict=True):
+            for i, (name, curve) in enumerate(curves(result, op).items()):
+                engine = name == "copy_engine"
+                colour, dash = (GREY, "--") if engine else (COLOURS[i % len(COLOURS)], "-")
+                axes.plot(
+                    list(curve),
+                    list(curve.values()),
+                    dash,
+                    color=colour,
+                    label=name,
+                    marker="" if engine else "o",
+                )
+            axes.set_title(op, loc="left", fontsize=10)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(values, [str(value) for value in values])
+            axes.minorticks_off()
+            axes.set_xlabel({"num_sms": "multiprocessors", "tokens": "tokens a rank"}[key])
+            axes.set_ylim(bottom=0)
+            axes.grid(axis="y", color="#e5e7eb", linewidth=0.7)
+        both[0].set_ylabel("GB/s between a rank and the others")
+        both[1].legend(frameon=False, fontsize=8)
+        figure.savefig(path, dpi=160)
+        plt.close(figure)
