@@ -9,7 +9,7 @@ import pytest
 from flexep.benchmark.baselines import REFERENCE
 from flexep.benchmark.beside import Beside, calls_to_cover, slowest
 from flexep.benchmark.case import BenchCase
-from flexep.benchmark.run import Run
+from flexep.benchmark.columns import Run
 from flexep.benchmark.timing import GATE_US, MAX_GATE_US, gate_us
 
 DEEPEP = ("flexep", "deepep")

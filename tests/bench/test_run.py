@@ -13,8 +13,9 @@ import flexep
 from flexep.benchmark import rank
 from flexep.benchmark import run as driver
 from flexep.benchmark.case import BenchCase
+from flexep.benchmark.columns import quantile
 from flexep.benchmark.library import Column
-from flexep.benchmark.run import quantile, run
+from flexep.benchmark.run import run
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
 from tests.bench import plants

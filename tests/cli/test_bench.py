@@ -124,8 +124,10 @@ def test_a_sweep_is_one_result_and_a_picture(tmp_path: Path) -> None:
     assert [row["tokens"] for row in found["results"]] == [8] * 6 + [24] * 6
     assert [(one["value"], one["rows"]) for one in found["runs"]] == [(8, 6), (24, 6)]
     rows = [row for row in found["results"] if (row["dispatcher"], row["op"]) == ("alltoall", "combine")]
+    must_cross = [one["must_cross_bytes"]["combine"] for one in found["runs"]]
+    assert 0 < must_cross[0] <= 8 * 32 < must_cross[1] <= 24 * 32  # a row of 16 bf16 a token
     assert curves(found, "combine")["alltoall"] == {
-        row["tokens"]: row["remote_bytes"] / row["median_us"] / 1e3 for row in rows
+        row["tokens"]: nbytes / row["median_us"] / 1e3 for row, nbytes in zip(rows, must_cross, strict=True)
     }
     assert "all results right" in result.output
     assert "--sweep tokens=8,24" in found["command"]

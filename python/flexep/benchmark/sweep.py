@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from flexep.benchmark.case import BenchCase
+from flexep.benchmark.columns import START_TIMEOUT
 from flexep.benchmark.machine import COPY_BYTES, copy_facts
-from flexep.benchmark.run import START_TIMEOUT, Progress, run_on
+from flexep.benchmark.run import Progress, run_on
 from flexep.errors import ArgumentError
 from flexep.testing.pool import RankPool
 

@@ -15,22 +15,19 @@ if TYPE_CHECKING:
 Curve = dict[int, float]  # value of the swept option -> GB/s
 
 
-def remote_rate(row: dict[str, Any]) -> float:
-    """GB/s between a rank and the others."""
-    return float(row["remote_bytes"] / row["median_us"] / 1e3)
-
-
 def curves(result: dict[str, Any], op: str) -> dict[str, Curve]:
-    """By library, and the copy engine where it was measured."""
+    """By library, and the copy engine where it was measured: the bytes that must cross over the time that it took, so
+    that nobody gains by sending more."""
     from flexep.benchmark.sweep import runs
 
     found: dict[str, Curve] = {}
     for value, rows, rest in runs(result):
-        for row in rows:
-            if row["op"] == op:
-                found.setdefault(name_of(row), {})[value] = remote_rate(row)
-        if rest["copy_engine"] is not None:
-            found.setdefault("copy_engine", {})[value] = rest["copy_engine"][op]["bytes_per_second"] / 1e9
+        nbytes, copied = rest["must_cross_bytes"][op], rest["copy_engine"]
+        times = {name_of(row): row["median_us"] for row in rows if row["op"] == op}
+        if copied is not None:
+            times["copy_engine"] = copied[op]["median_us"]
+        for name, median_us in times.items():
+            found.setdefault(name, {})[value] = nbytes / median_us / 1e3
     return found
 
 
@@ -42,7 +39,7 @@ def show_sweep(result: dict[str, Any], out: Console) -> None:
     key, values = result["sweep"]["key"], result["sweep"]["values"]
     for op in ("dispatch", "combine"):
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-        table.add_column(f"[bold]{op}[/bold], GB/s between ranks; {key}", no_wrap=True)
+        table.add_column(f"[bold]{op}[/bold], GB/s of what must cross; {key}", no_wrap=True)
         for value in values:
             table.add_column(str(value), justify="right")
         for name, curve in curves(result, op).items():
@@ -76,9 +73,9 @@ def plot_sweep(path: Path, result: dict[str, Any]) -> None:
             axes.set_xticks(values, [str(value) for value in values])
             axes.minorticks_off()
             axes.set_xlabel({"num_sms": "multiprocessors", "tokens": "tokens a rank"}[key])
-            axes.set_ylim(bottom=0)
             axes.grid(axis="y", color="#e5e7eb", linewidth=0.7)
-        both[0].set_ylabel("GB/s between a rank and the others")
+        both[0].set_ylim(bottom=0)
+        both[0].set_ylabel("GB/s a rank, of what must cross")
         both[1].legend(frameon=False, fontsize=8)
         figure.savefig(path, dpi=160)
         plt.close(figure)
