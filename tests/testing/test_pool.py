@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from flexep.errors import FlexEPError
 from flexep.testing.pool import RankFailed, RankPool
-from flexep.testing.worker import RankContext
+from flexep.testing.worker import RankContext, RankStart
 
 
 def add_up(ctx: RankContext, term: int) -> int:
@@ -97,3 +97,34 @@ def test_pools_side_by_side_do_not_meet() -> None:
         assert one.run(add_up, 0) == [0]
         assert two.run(add_up, 0) == [1, 1]
         assert one.run(read_mark) == [None]
+
+
+def read_variable(ctx: RankContext, name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def test_ranks_start_with_the_environment_of_their_pool() -> None:
+    with RankPool(1, environment={"FLEXEP_TEST_MARK": "of this pool"}) as pool, RankPool(1) as other:
+        assert pool.run(read_variable, "FLEXEP_TEST_MARK") == ["of this pool"]
+        assert other.run(read_variable, "FLEXEP_TEST_MARK") == [None]
+
+
+@pytest.mark.parametrize(
+    ("size", "gpus", "places"),
+    [(2, None, [0, 1]), (8, 2, [0, 0, 0, 0, 1, 1, 1, 1]), (4, 1, [0] * 4), (3, 2, [0, 0, 1]), (2, 2, [0, 1])],
+)
+def test_neighbouring_ranks_share_a_gpu(size: int, gpus: int | None, places: list[int]) -> None:
+    starts = [RankStart(rank, size, "cuda", "", 1.0, gpus, {}, None) for rank in range(size)]
+    assert [start.place for start in starts] == [torch.device("cuda", place) for place in places]
+    assert RankStart(1, 2, "cpu", "", 1.0, None, {}, None).place == torch.device("cpu")
+
+
+def meet(ctx: RankContext) -> list[int]:
+    """Ranks that may share GPUs meet at a store; here they have none, and it is the store alone that is tried."""
+    ctx.device = torch.device("cpu")
+    return [int.from_bytes(said, "little") for said in ctx.group.all_gather(bytes([10 + ctx.rank]))]
+
+
+def test_ranks_that_may_share_gpus_meet_at_a_store() -> None:
+    with RankPool(2, gpus=1) as pool:
+        assert pool.run(meet) == [[10, 11]] * 2

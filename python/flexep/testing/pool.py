@@ -8,13 +8,13 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from flexep.errors import FlexEPError
-from flexep.testing.worker import die_with_parent, run_rank, start_rank, stop_rank
+from flexep.testing.worker import RankStart, die_with_parent, run_rank, start_rank, stop_rank
 
 GRACE_SECONDS = 10.0  # how long the other ranks may take to end once one has failed
 
@@ -38,13 +38,22 @@ class RankFailed(FlexEPError):
 class RankPool:
     """`size` rank processes with one process group (gloo on "cpu", nccl with one GPU a rank on "cuda").
 
-    Pools do not collide: they meet at a file in a directory of their own, not at a port. Use as a context
-    manager, or call `close`. `setup` (picklable) runs in every rank before it joins. Any failure that leaves
-    a rank stuck kills the pool's processes; `alive` then says False and a new pool is needed.
+    With `gpus`, ranks on "cuda" are spread over so many GPUs, several on one if need be; gloo then joins them, and
+    their FlexEP group meets at a store. `environment` is set and `setup` (picklable) runs in every rank before it
+    joins. Pools do not collide: they meet at a file in a directory of their own, not at a port. Use as a context
+    manager, or call `close`. Any failure that leaves a rank stuck kills the pool's processes; `alive` then says False
+    and a new pool is needed.
     """
 
     def __init__(
-        self, size: int, device: str = "cpu", timeout: float = 120.0, setup: Callable | None = None
+        self,
+        size: int,
+        device: str = "cpu",
+        timeout: float = 120.0,
+        setup: Callable | None = None,
+        *,
+        gpus: int | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.size = size
         self.device = device
@@ -61,7 +70,10 @@ class RankPool:
         self._pids = dict(enumerate(self._gather([e.submit(die_with_parent) for e in self._ranks], timeout)))
         self._gather(
             [
-                executor.submit(start_rank, rank, size, device, store, timeout, setup)
+                executor.submit(
+                    start_rank,
+                    RankStart(rank, size, device, store, timeout, gpus, environment or {}, setup),
+                )
                 for rank, executor in enumerate(self._ranks)
             ],
             timeout,
