@@ -70,7 +70,7 @@ def exchange_headers(
         )
     sends = [torch.cat([h.tensor(p.device), p])[None] for h, p in zip(headers, payload, strict=True)]
     gathered = collectives.all_gather(sends, f"{call}.header")[0]
-    host = gathered.cpu()
+    host = collectives.to_host(gathered)
     said = host[:, :HEADER_INTS].tolist()
     refused = {rank: "" for rank, (status, *_) in enumerate(said) if status}
     if refused:

@@ -67,6 +67,10 @@ class Collectives(ABC):
         """Rows [sum(send_splits), ...] in destination order -> rows [sum(recv_splits), ...] in source
         order."""
 
+    def to_host(self, received: torch.Tensor) -> torch.Tensor:
+        """A copy of what a message brought, which the host may believe. Waits for the current stream."""
+        return received.cpu()
+
     def _count(self, op: str, rows: int, own_rows: int, tensor: torch.Tensor) -> None:
         """Counts a message that sent `rows` rows of `tensor` to other ranks and `own_rows` to its own."""
         row_bytes = (tensor.numel() // max(tensor.shape[0], 1)) * tensor.element_size()

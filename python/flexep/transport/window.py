@@ -98,8 +98,14 @@ class Window(ABC):
         """What moved so far, by operation."""
 
     @abstractmethod
+    def raise_met(self) -> None:
+        """Raises what operations that have ended so far have met."""
+
     def check(self) -> None:
-        """Waits for the device, and raises what operations so far have met."""
+        """The same once the device has ended all of them."""
+        if self.group.device.type == "cuda":
+            torch.cuda.synchronize(self.group.device)
+        self.raise_met()
 
     @abstractmethod
     def close(self) -> None:
@@ -194,7 +200,7 @@ class HostWindow(Window):
     def traffic(self) -> dict[str, Traffic]:
         return dict(self._traffic)
 
-    def check(self) -> None:
+    def raise_met(self) -> None:
         """Every operation has raised what it met."""
 
     def close(self) -> None:
@@ -292,9 +298,10 @@ class DeviceWindow(Window):
             _count(out[op], moved[_number(op)], record_bytes)
         return out
 
-    def check(self) -> None:
-        torch.cuda.synchronize(self.group.device)
-        self._raise_reported()
+    def raise_met(self) -> None:
+        fault = self._windows.fault()
+        if fault is not None:
+            raise self._error(fault.status, fault)
 
     def close(self) -> None:
         self._memory = None
@@ -306,13 +313,8 @@ class DeviceWindow(Window):
 
     def _begin(self, op: str, record_bytes: int) -> None:
         self._alive()
-        self._raise_reported()
+        self.raise_met()
         self._calls[op] = (self._calls.get(op, (0, 0))[0] + 1, record_bytes)
-
-    def _raise_reported(self) -> None:
-        fault = self._windows.fault()
-        if fault is not None:
-            raise self._error(fault.status, fault)
 
 
 def make_window(group: Group, shape: WindowShape, timeout: float) -> Window:
@@ -337,6 +339,12 @@ class WindowCollectives(Collectives):
 
     def counted(self) -> dict[str, Traffic]:
         return self.window.traffic()
+
+    def to_host(self, received: torch.Tensor) -> torch.Tensor:
+        """What a GPU has not received it has not written either: raises what the window has met."""
+        host = received.cpu()
+        self.window.raise_met()
+        return host
 
     def all_gather(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
         gathered = self.window.publish([t.contiguous().view(-1) for t in tensors], op)
