@@ -8,8 +8,10 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 import flexep
+from flexep.dispatchers.auto import first_choice
 from flexep.errors import PeerRefused, Unavailable
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
@@ -77,6 +79,19 @@ def test_a_local_group_gets_deepep() -> None:
     with flexep.Dispatcher(flexep.Group.local(2), **SHAPE) as ep:
         assert ep.config.backend == "deepep"
         assert ep.memory_plan().window_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("switch", "between", "within"), [("0", "alltoall", "alltoall"), ("1", "deepep", "alltoall")]
+)
+def test_gpu_processes_try_windows_where_that_is_switched_on(
+    monkeypatch: pytest.MonkeyPatch, switch: str, between: str, within: str
+) -> None:
+    monkeypatch.setenv("FLEXEP_PEER", switch)
+    store = HashStore()
+    assert first_choice(flexep.Group.from_store(store, 0, 2, device="cuda:0")) == between
+    assert first_choice(flexep.Group.local(2, "cuda")) == within
+    assert first_choice(flexep.Group.from_store(store, 0, 2)) == "deepep"
 
 
 def test_zero_copy_does_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:

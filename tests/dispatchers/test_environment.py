@@ -1,4 +1,4 @@
-"""FLEXEP_DEBUG: its values, and that all ranks must share it."""
+"""Switches of the environment: their values, and that all ranks must share FLEXEP_DEBUG."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def test_values(monkeypatch: pytest.MonkeyPatch, value: str | None, debug: bool)
         assert ep.masked_ids == 0
 
 
-def test_other_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLEXEP_DEBUG", "yes")
-    with pytest.raises(ArgumentError, match="FLEXEP_DEBUG = 'yes'"):
+@pytest.mark.parametrize("variable", ["FLEXEP_DEBUG", "FLEXEP_PEER"])
+def test_other_values_are_refused(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "yes")
+    with pytest.raises(ArgumentError, match=f"{variable} = 'yes'"):
         Environment.read()

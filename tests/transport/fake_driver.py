@@ -12,6 +12,7 @@ import itertools
 import mmap
 import os
 import sys
+import threading
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -99,7 +100,7 @@ class FakeDriver(types.ModuleType):
         self._handles: dict[int, int] = {}  # -> memfd
         self._reserved: dict[int, int] = {}  # address -> bytes
         self._mapped: dict[int, int] = {}  # address -> handle
-        self._contexts: list[int] = []
+        self._thread = threading.local()
         self._retained = 0
         self._numbers = itertools.count(1)
 
@@ -107,6 +108,13 @@ class FakeDriver(types.ModuleType):
         if name.startswith("cu") and name in object.__getattribute__(self, "refuse"):
             return lambda *_: (self.refuse[name],)
         return super().__getattribute__(name)
+
+    @property
+    def contexts(self) -> list[int]:
+        """Current ones of this thread, innermost last."""
+        if not hasattr(self._thread, "contexts"):
+            self._thread.contexts = []
+        return self._thread.contexts
 
     @property
     def live(self) -> tuple[int, int, int]:
@@ -138,15 +146,15 @@ class FakeDriver(types.ModuleType):
         return (OK,)
 
     def cuCtxPushCurrent(self, context: int) -> tuple:
-        self._contexts.append(context)
+        self.contexts.append(context)
         return (OK,)
 
     def cuCtxPopCurrent(self) -> tuple:
-        return OK, self._contexts.pop()
+        return OK, self.contexts.pop()
 
     def cuCtxSynchronize(self) -> tuple:
         self.syncs += 1
-        return (OK,) if self._contexts else (CUresult.CUDA_ERROR_INVALID_CONTEXT,)
+        return (OK,) if self.contexts else (CUresult.CUDA_ERROR_INVALID_CONTEXT,)
 
     # -- memory
 
@@ -225,7 +233,7 @@ class FakeDriver(types.ModuleType):
         return self._copy(lambda: ctypes.memmove(address, source, nbytes))
 
     def _copy(self, act: Any) -> tuple:
-        if not self._contexts:
+        if not self.contexts:
             return (CUresult.CUDA_ERROR_INVALID_CONTEXT,)
         act()
         return (OK,)

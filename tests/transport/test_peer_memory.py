@@ -13,9 +13,9 @@ from flexep.errors import FlexEPError, PeerRefused, Unavailable
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
 from flexep.transport import _gpu_memory, _peer_memory
-from flexep.transport._gpu_memory import Gpu, GpuMapping, load_driver
+from flexep.transport._gpu_memory import Gpu, load_driver
 from flexep.transport.window_memory import open_windows
-from tests.transport.fake_driver import DIRT, GRANULARITY, CUresult, FakeDriver, driver_of, group_of, install
+from tests.transport.fake_driver import DIRT, GRANULARITY, CUresult, FakeDriver, driver_of, group_of
 from tests.transport.held import held, window_mappings
 
 R = 3
@@ -164,18 +164,6 @@ def test_memory_that_is_not_the_peers_is_found(pool: RankPool) -> None:
 
 
 # -- one process
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    for name in ("cuda", "cuda.bindings", "cuda.bindings.driver"):
-        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(GpuMapping, "view", GpuMapping.view)
-    monkeypatch.setenv("FLEXEP_PEER", "0")
-    fake = FakeDriver()
-    install(fake)
-    yield fake
-    assert not fake._contexts, "a context was left current"
 
 
 def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,23 +202,26 @@ class HostWindows:
 
 
 class DeviceWindows:
-    """The same operations among the ranks of one GPU: each is enqueued on the current stream, and nothing waits for it.
+    """The same operations on windows in GPU memory, for the ranks that live on one GPU: each is enqueued on the current
+    stream, and nothing waits for it.
 
-    Args: `windows`: uint8 [R, nbytes], zeroed, on the GPU; kept alive here. Tensors of every call must stay alive until
-    the stream has passed it, which the caching allocator sees to.
+    Args: `addresses` [R]: every rank's window as this GPU maps it, zeroed; they must outlive this object. `hosted`: the
+    ranks that this process plays, neighbours. Tensors of every call must stay alive until the stream has passed it,
+    which the caching allocator sees to.
     """
 
-    def __init__(self, shape: WindowShape, windows: torch.Tensor) -> None:
-        ranks, device = shape.ranks, windows.device
+    def __init__(
+        self, shape: WindowShape, addresses: Sequence[int], hosted: Sequence[int], device: torch.device
+    ) -> None:
+        ranks = len(hosted)
         if ranks > _C.MAX_DEVICE_RANKS:
             raise ArgumentError("size", ranks, f"at most {_C.MAX_DEVICE_RANKS} ranks on one GPU")
-        addresses = [windows.data_ptr() + rank * windows.stride(0) for rank in range(ranks)]
         states = torch.zeros(_C.device_state_bytes(ranks), dtype=torch.uint8, device=device)
         # The GPU writes failures here and the host reads them, without waiting for anything.
         reports = torch.zeros(_C.device_report_bytes(ranks), dtype=torch.uint8, pin_memory=True)
         self.moved = torch.zeros((ranks, _C.MAX_DEVICE_OPS, 4), dtype=torch.int64, device=device)
         table = torch.tensor(addresses, dtype=torch.int64, device=device)
-        self._kept = (windows, states, reports, table)
+        self._kept = (states, reports, table)
         self._device = device
         self._ranks = ranks
         self._world = _C.DeviceWorld(

@@ -1,7 +1,8 @@
 """`backend="auto"`: which back end it is. The choice never changes bits.
 
-On the CPU deepep, whose windows are opened to find out whether every rank can reach every other; where they cannot be
-opened, and on CUDA, alltoall.
+Between processes deepep, whose windows are opened to find out whether every rank can reach every other, and alltoall
+where they cannot be opened; on GPUs deepep is tried only if `Environment.peer` is switched on. In one process deepep on
+the CPU, alltoall on a GPU.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from flexep._native.plan import PlanTable
-from flexep.config import DispatcherConfig
+from flexep.config import DispatcherConfig, Environment
 from flexep.dispatchers.backend import Backend
 from flexep.errors import PeerRefused, Unavailable
 from flexep.group import Group
@@ -21,7 +22,8 @@ FALLBACK = "alltoall"
 
 def first_choice(group: Group) -> str:
     """What "auto" tries first; the same on every rank."""
-    return "deepep" if group.device.type == "cpu" else FALLBACK
+    between_gpus = not group.is_local and Environment.read().peer
+    return "deepep" if group.device.type == "cpu" or between_gpus else FALLBACK
 
 
 def make_backend(

@@ -249,16 +249,16 @@ class HostWindow(Window):
 
 
 class DeviceWindow(Window):
-    """Windows of ranks that live on one GPU. Operations are enqueued on the current stream, and nothing waits."""
+    """Windows in GPU memory: of ranks that live on one GPU, or of processes whose GPUs reach each other. Operations are
+    enqueued on the current stream, and nothing waits."""
 
     def __init__(self, group: Group, shape: WindowShape, timeout: float) -> None:
         super().__init__(group, shape, timeout)
-        # Plain zeros, each rank's window on a multiple of the layout's alignment.
-        nbytes = shape.nbytes
-        self._memory: torch.Tensor | None = torch.zeros(
-            (group.size, nbytes), dtype=torch.uint8, device=group.device
-        )
-        self._windows = DeviceWindows(shape, self._memory)
+        memory = open_windows(group, shape.nbytes, timeout)
+        self._memory: WindowMemory | None = memory
+        self._windows = DeviceWindows(shape, memory.addresses, group.hosted, group.device)
+        # Whatever stream the first operation is on, it finds zeros.
+        torch.cuda.current_stream(group.device).synchronize()
         self._calls: dict[str, tuple[int, int]] = {}  # calls so far, and bytes of a record (0: rows)
 
     def publish(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
@@ -288,7 +288,7 @@ class DeviceWindow(Window):
         self._windows.collect(args, _number(op), self.timeout)
 
     def registered(self, rank: int, dtype: torch.dtype) -> torch.Tensor:
-        return self._registered(self._alive()[rank], dtype)
+        return self._registered(self._alive().view(rank), dtype)
 
     def traffic(self) -> dict[str, Traffic]:
         moved = self._windows.moved.sum(0).tolist()
@@ -306,7 +306,7 @@ class DeviceWindow(Window):
     def close(self) -> None:
         self._memory = None
 
-    def _alive(self) -> torch.Tensor:
+    def _alive(self) -> WindowMemory:
         if self._memory is None:
             raise WindowBroken("this window was closed")
         return self._memory
@@ -323,10 +323,6 @@ def make_window(group: Group, shape: WindowShape, timeout: float) -> Window:
         return HostWindow(group, shape, timeout)
     if not torch.cuda.is_available():
         raise Unavailable(f"{group.device}: this torch sees no CUDA GPU")
-    if not group.is_local:
-        raise Unavailable(
-            "one-sided operations between GPU processes are not built yet; use backend='alltoall'"
-        )
     return DeviceWindow(group, shape, timeout)
 
 
