@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
+
+from flexep.transport.gpu_memory import GpuMapping
+from tests.transport.fake_driver import FakeDriver, install
 
 # The same examples on every run and on every machine; a slow shared machine is no failure.
 settings.register_profile("flexep", derandomize=True, deadline=None)
 settings.load_profile("flexep")
 
 torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--soak-rounds", type=int, default=2000, help="rounds of each soak between GPU processes"
+    )
+
+
+@pytest.fixture
+def soak_rounds(request: pytest.FixtureRequest) -> int:
+    return request.config.getoption("--soak-rounds")
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    """A CUDA driver of memory alone, in the test's own process and for the length of the test."""
+    for name in ("cuda", "cuda.bindings", "cuda.bindings.driver"):
+        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(GpuMapping, "view", GpuMapping.view)
+    monkeypatch.setenv("FLEXEP_PEER", "0")
+    fake = FakeDriver()
+    install(fake)
+    yield fake
+    assert not fake.contexts, "a context was left current"
 
 
 @pytest.hookimpl(trylast=True)  # after -m has chosen

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from flexep.cli import _probe
-from flexep.cli._handle_kinds import AllocationProperties
+from flexep.cli._handle_kinds import handle_kinds
 from flexep.transport import _fd_passing, _memory
+from tests.transport.fake_driver import CUresult, FakeDriver
 
 DISPATCHERS = ("allgather", "alltoall", "deepep", "hybridep")
 
@@ -40,9 +41,10 @@ def test_json_on_standard_output_is_the_whole_report() -> None:
     assert [len(row) for row in report["peer_access"]] == [len(report["gpus"])] * len(report["gpus"])
     assert report["handle_kinds"].keys() == {"posix_fd", "fabric", "legacy_ipc"}
     assert report["dispatchers"].keys() == set(DISPATCHERS)
+    assert report["services"].keys() == {"mps"}
     gloo, windows = {"process_group:gloo", "process_group:nccl", "local"}, {"windows:shm", "windows:local"}
-    assert report["transports"].keys() == gloo | windows
-    for part in ("handle_kinds", "dispatchers", "transports"):
+    assert report["transports"].keys() == gloo | windows | {"windows:peer", "windows:gpu"}
+    for part in ("handle_kinds", "dispatchers", "transports", "services"):
         for found in report[part].values():
             assert found["usable"] == (found["why_not"] is None)
     for name in DISPATCHERS:
@@ -137,13 +139,40 @@ def test_a_dispatcher_that_does_not_exist_is_not_usable() -> None:
     assert not _probe.usable(lambda: _probe._use_dispatcher("carrier_pigeon"))["usable"]
 
 
-def test_allocation_properties_have_the_layout_of_the_driver() -> None:
-    # CUmemAllocationProp: two enums, a location of two ints, a pointer, eight bytes.
-    import ctypes
+def test_handle_kinds_that_the_driver_refuses_say_so_and_leave_nothing(driver: FakeDriver) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    found = handle_kinds()
+    assert found["posix_fd"] == {"usable": True, "why_not": None}
+    assert found["fabric"]["why_not"] == "cuMemExportToShareableHandle: CUDA_ERROR_NOT_PERMITTED"
+    assert found["legacy_ipc"] == {"usable": True, "why_not": None}
+    assert driver.live == (0, 0, 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+    driver.refuse = {"cuIpcGetMemHandle": CUresult.CUDA_ERROR_NOT_SUPPORTED}
+    assert handle_kinds()["legacy_ipc"]["why_not"] == "cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED"
 
-    assert ctypes.sizeof(AllocationProperties) == 32
-    assert AllocationProperties.location_type.offset == 8
-    assert AllocationProperties.flags.offset == 24
+
+def test_without_a_gpu_every_handle_kind_says_why(driver: FakeDriver) -> None:
+    driver.gpus = 0
+    assert {found["why_not"] for found in handle_kinds().values()} == {
+        "no CUDA GPU: cuInit: CUDA_ERROR_NO_DEVICE"
+    }
+
+
+def test_windows_between_gpus_are_tried(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert _probe.usable(lambda: _probe._share_windows("cuda")) == {"usable": True, "why_not": None}
+    assert driver.live == (0, 0, 0)
+    driver.blind = {(0, 1)}
+    assert "rank 0 not that of ranks [1]" in _probe.usable(lambda: _probe._share_windows("cuda"))["why_not"]
+    monkeypatch.setenv("FLEXEP_PEER", "0")
+    assert "FLEXEP_PEER=1" in _probe.usable(lambda: _probe._share_windows("cuda"))["why_not"]
+
+
+def test_an_mps_daemon_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert "nvidia-cuda-mps-control" in _probe.mps()["why_not"]
 
 
 @pytest.mark.gpu
@@ -151,4 +180,6 @@ def test_gpu_machine() -> None:
     report = json.loads(flexep("doctor", "--json", "-").stdout)
     assert report["gpus"][0]["memory"] > 0
     assert report["transports"]["process_group:nccl"]["usable"]
-    assert any(found["usable"] for found in report["handle_kinds"].values())
+    assert report["handle_kinds"]["posix_fd"]["usable"], report["handle_kinds"]
+    assert report["transports"]["windows:gpu"]["usable"], report["transports"]
+    assert "FLEXEP_PEER=1" in report["transports"]["windows:peer"]["why_not"]

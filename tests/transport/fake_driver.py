@@ -22,8 +22,8 @@ import torch
 
 from flexep.group import Group
 from flexep.testing.worker import RankContext
-from flexep.transport._gpu_memory import GpuMapping
 from flexep.transport._memory import _Bytes, _libc
+from flexep.transport.gpu_memory import GpuMapping
 
 GRANULARITY = 2 << 20
 DIRT = 0xAB
@@ -106,7 +106,7 @@ class FakeDriver(types.ModuleType):
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("cu") and name in object.__getattribute__(self, "refuse"):
-            return lambda *_: (self.refuse[name],)
+            return lambda *_: (self.refuse[name], None)
         return super().__getattribute__(name)
 
     @property
@@ -185,10 +185,21 @@ class FakeDriver(types.ModuleType):
         return (OK,)
 
     def cuMemExportToShareableHandle(self, handle: int, kind: int, flags: int) -> tuple:
+        if kind == CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC:  # as without its service
+            return CUresult.CUDA_ERROR_NOT_PERMITTED, None
         return OK, os.dup(self._handles[handle])
 
     def cuMemImportFromShareableHandle(self, fd: int, kind: int) -> tuple:
         return OK, self._new_handle(os.dup(fd))
+
+    def cuMemAlloc(self, nbytes: int) -> tuple:
+        return OK, self._new_handle(os.memfd_create("flexep-window"))
+
+    def cuIpcGetMemHandle(self, address: int) -> tuple:
+        return OK, self._handles[address]
+
+    def cuMemFree(self, address: int) -> tuple:
+        return self.cuMemRelease(address)
 
     def cuMemAddressReserve(self, nbytes: int, alignment: int, address: int, flags: int) -> tuple:
         at = _libc.mmap(None, nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)

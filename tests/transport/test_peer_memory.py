@@ -12,8 +12,8 @@ import pytest
 from flexep.errors import FlexEPError, PeerRefused, Unavailable
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
-from flexep.transport import _gpu_memory, _peer_memory
-from flexep.transport._gpu_memory import Gpu, load_driver
+from flexep.transport import _peer_memory, gpu_memory
+from flexep.transport.gpu_memory import Gpu, load_driver
 from flexep.transport.window_memory import open_windows
 from tests.transport.fake_driver import DIRT, GRANULARITY, CUresult, FakeDriver, driver_of, group_of
 from tests.transport.held import held, window_mappings
@@ -211,10 +211,10 @@ def test_memory_that_goes_during_a_capture_waits_for_its_end(
     gpu = Gpu(0)
     one, other = gpu.create(GRANULARITY), gpu.create(GRANULARITY)
     done = driver.syncs
-    monkeypatch.setattr(_gpu_memory, "is_capturing", lambda: True)
+    monkeypatch.setattr(gpu_memory, "is_capturing", lambda: True)
     del one
     assert (driver.live, driver.syncs) == ((2, 2, 2), done)
-    monkeypatch.setattr(_gpu_memory, "is_capturing", lambda: False)
+    monkeypatch.setattr(gpu_memory, "is_capturing", lambda: False)
     kept = gpu.create(GRANULARITY)
     assert driver.live == (2, 2, 2)
     del other, kept

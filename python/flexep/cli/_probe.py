@@ -100,9 +100,18 @@ def transports() -> dict[str, Finding]:
         "process_group:gloo": usable(_use_gloo),
         "process_group:nccl": usable(_use_nccl),
         "local": usable(_use_local),
-        "windows:shm": usable(_use_shm),
-        "windows:local": usable(_use_local_windows),
+        "windows:shm": usable(partial(_share_windows, "cpu")),
+        "windows:local": usable(partial(_use_local_windows, "cpu")),
+        "windows:peer": usable(partial(_share_windows, "cuda")),
+        "windows:gpu": usable(partial(_use_local_windows, "cuda")),
     }
+
+
+def mps() -> Finding:
+    """Whether an MPS daemon answers, so that processes that share a GPU run at the same time."""
+    from flexep.testing.mps import ask_control
+
+    return usable(lambda: ask_control({}, said="get_server_list\n"))
 
 
 def dispatchers() -> dict[str, Finding]:
@@ -143,25 +152,30 @@ def _use_local() -> None:
     group.close()
 
 
-def _use_local_windows() -> None:
+def _use_local_windows(device: str) -> None:
     from flexep import Group
     from flexep.transport.window_memory import open_windows
 
-    open_windows(Group.local(2), WINDOW_BYTES, WINDOW_SECONDS).close()
+    open_windows(Group.local(2, device), WINDOW_BYTES, WINDOW_SECONDS).close()
 
 
-def _use_shm() -> None:
+def _share_windows(device: str) -> None:
     """Two ranks, here threads, swap windows as processes do: anonymous memory reserved, its descriptors sent over
-    sockets and mapped, under this process's limits of memory and descriptors. What one writes the other reads."""
+    sockets and mapped, under this process's limits of memory and descriptors. What one writes the other reads; ranks
+    with GPUs, the first and the last that is visible, look at that themselves."""
+    import torch
     from torch.distributed import HashStore
 
     from flexep import Group
     from flexep.transport.window_memory import WindowMemory, open_windows
 
+    if device == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError("torch finds no CUDA GPU")
+    places = [device, device] if device == "cpu" else ["cuda:0", f"cuda:{torch.cuda.device_count() - 1}"]
     store = HashStore()
 
     def open_as(rank: int) -> WindowMemory:
-        group = Group.from_store(store, rank, 2)
+        group = Group.from_store(store, rank, 2, device=places[rank])
         return open_windows(group, WINDOW_BYTES, WINDOW_SECONDS)
 
     with ThreadPoolExecutor(2) as ranks:
@@ -170,7 +184,7 @@ def _use_shm() -> None:
         if errors:  # of two ranks one may only know that the other failed
             raise min(errors, key=lambda error: type(error).__name__ == "PeerRefused")
         opened = [one.result() for one in asked]
-    for writer, reader in ((0, 1), (1, 0)):
+    for writer, reader in ((0, 1), (1, 0)) if device == "cpu" else ():
         opened[writer].view(reader)[-1] = 1 + writer
         if opened[reader].view(reader)[-1] != 1 + writer:
             raise RuntimeError("what one rank wrote into a window the other did not read")

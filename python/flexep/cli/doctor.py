@@ -38,8 +38,6 @@ def doctor(json_path: _output.JsonOption = None) -> None:
 
 def examine() -> dict[str, Any]:
     """Everything the command prints, as plain data."""
-    from flexep.cli._handle_kinds import handle_kinds
-
     torch = _probe.torch_version()
     built = _probe.built()
     works = torch["why_not"] is None and built["why_not"] is None
@@ -52,10 +50,17 @@ def examine() -> dict[str, Any]:
         "built": built,
         "gpus": _probe.gpus() if works else [],
         "peer_access": _probe.peer_access() if works else [],
-        "handle_kinds": handle_kinds(),
+        "handle_kinds": _handle_kinds() if works else {},
+        "services": {"mps": _probe.mps()},
         "dispatchers": _probe.dispatchers() if works else {},
         "transports": _probe.transports() if works else {},
     }
+
+
+def _handle_kinds() -> dict[str, _probe.Finding]:
+    from flexep.cli._handle_kinds import handle_kinds  # imports torch
+
+    return handle_kinds()
 
 
 def show(result: dict[str, Any], console: Console) -> None:
@@ -83,7 +88,7 @@ def show(result: dict[str, Any], console: Console) -> None:
             console.print(f"[red]{part}: {escape(result[part]['why_not'])}[/red]")
 
     findings = Table("", "usable", "why not", box=None, pad_edge=False)
-    for title in ("dispatchers", "transports", "handle_kinds"):
+    for title in ("dispatchers", "transports", "handle_kinds", "services"):
         for name, found in result[title].items():
             mark = "[green]yes[/green]" if found["usable"] else "[red]no[/red]"
             findings.add_row(

@@ -9,8 +9,8 @@ import torch
 
 from flexep.config import Environment
 from flexep.errors import Unavailable
-from flexep.transport._gpu_memory import Gpu, GpuMapping, is_capturing
 from flexep.transport._opening import Hello, Reserver, check_size
+from flexep.transport.gpu_memory import Gpu, GpuMapping, is_capturing
 
 PROOF_BYTES = 16  # behind every window: what its rank wrote there, peers must read
 
