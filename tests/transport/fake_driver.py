@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from flexep.group import Group
-from flexep.testing.worker import RankContext
 from flexep.transport._memory import _Bytes, _libc
 from flexep.transport.gpu_memory import GpuMapping
 
@@ -277,13 +276,13 @@ class OnGpu(Group):
 _drivers: dict[int, FakeDriver] = {}  # of this process, which keeps what is live between tests
 
 
-def group_of(ctx: RankContext, transport: str) -> Group:
-    """The group on which windows open over `transport`: "shm" or, with a fake driver, "peer"."""
-    if transport == "shm":
-        return ctx.group
-    install(driver_of(ctx))
-    return OnGpu(ctx.group, ctx.rank % 2)
-
-
-def driver_of(ctx: RankContext) -> FakeDriver:
+def own_driver() -> FakeDriver:
     return _drivers.setdefault(os.getpid(), FakeDriver())
+
+
+def reached_by(transport: str, group: Group) -> Group:
+    """The group's ranks as windows open over `transport`: "shm" or, with a fake driver and two GPUs, "peer"."""
+    if transport == "shm":
+        return group
+    install(own_driver())
+    return OnGpu(group, group.rank % 2)

@@ -15,7 +15,7 @@ from flexep.testing.worker import RankContext
 from flexep.transport import _peer_memory, gpu_memory
 from flexep.transport.gpu_memory import Gpu, load_driver
 from flexep.transport.window_memory import open_windows
-from tests.transport.fake_driver import DIRT, GRANULARITY, CUresult, FakeDriver, driver_of, group_of
+from tests.transport.fake_driver import DIRT, GRANULARITY, CUresult, FakeDriver, own_driver, reached_by
 from tests.transport.held import held, window_mappings
 
 R = 3
@@ -32,7 +32,7 @@ def pool() -> Iterator[RankPool]:
 
 def outcome(ctx: RankContext) -> Outcome:
     """What opening windows came to; descriptors gained; what is live in the driver."""
-    group, driver = group_of(ctx, "peer"), driver_of(ctx)
+    group, driver = reached_by("peer", ctx.group), own_driver()
     ctx.group.barrier(TIMEOUT)
     before, error = held().descriptors, None
     try:
@@ -44,7 +44,7 @@ def outcome(ctx: RankContext) -> Outcome:
 
 def opens_with(ctx: RankContext, odd: int, changes: dict[str, Any]) -> Outcome:
     """Opens windows while rank `odd` alone has a driver with these attributes."""
-    driver = driver_of(ctx)
+    driver = own_driver()
     usual = {name: getattr(driver, name) for name in changes}
     if ctx.rank == odd:
         vars(driver).update(changes)
@@ -117,7 +117,7 @@ def test_a_gpu_that_a_process_does_not_see_is_tried(pool: RankPool) -> None:
 
 
 def without_switch(ctx: RankContext, odd: int) -> Outcome:
-    group_of(ctx, "peer")
+    reached_by("peer", ctx.group)
     real = _peer_memory.Environment.read
     if ctx.rank == odd:
         _peer_memory.Environment.read = lambda: _peer_memory.Environment(debug=False, peer=False)

@@ -12,6 +12,7 @@ from flexep.errors import PeerLost, Timeout
 from flexep.transport._fd_passing import Mailbox
 from flexep.transport.window_memory import WindowMemory, open_windows
 from tests.failure.ranks import DYING, Crew, Rank, Tried
+from tests.transport.fake_driver import reached_by
 from tests.transport.held import open_files, window_mappings
 
 R = 3
@@ -21,7 +22,7 @@ OPEN_SECONDS = 2.0
 SHARED_FOLDERS = ("/dev/shm/", "/tmp/", "/var/tmp/")
 
 
-def outlives(me: Rank, killed: str) -> tuple[Tried, int, float, list[str]]:
+def outlives(me: Rank, transport: str, killed: str) -> tuple[Tried, int, float, list[str]]:
     """Rank 1 dies with open windows ("open"), or while ranks swap theirs ("swap"); the rest open windows without it.
 
     Returns what opening came to, windows still mapped after closing, the sum that a view of the dead rank's window
@@ -31,7 +32,8 @@ def outlives(me: Rank, killed: str) -> tuple[Tried, int, float, list[str]]:
     if me.rank == 1 and killed == "swap":
         Mailbox.swap = me.die
     opened: list[WindowMemory] = []
-    tried = me.attempt(lambda: opened.append(open_windows(me.group, NBYTES, OPEN_SECONDS)))
+    group = reached_by(transport, me.group)
+    tried = me.attempt(lambda: opened.append(open_windows(group, NBYTES, OPEN_SECONDS)))
     total = 0.0
     for one in opened:
         one.view(me.rank)[:] = me.rank + 1
@@ -43,7 +45,7 @@ def outlives(me: Rank, killed: str) -> tuple[Tried, int, float, list[str]]:
         one.close()
     left = window_mappings()
     us = me.regroup([1])
-    again = open_windows(us.group, NBYTES, TIMEOUT)
+    again = open_windows(reached_by(transport, us.group), NBYTES, TIMEOUT)
     assert not any(again.view(rank).any() for rank in range(us.size))
     new = [path for path in open_files() - before if not path.startswith(sys.prefix)]
     named = [path for path in new if path.startswith(SHARED_FOLDERS)]
@@ -51,9 +53,10 @@ def outlives(me: Rank, killed: str) -> tuple[Tried, int, float, list[str]]:
     return tried, left, total, named
 
 
+@pytest.mark.parametrize("transport", ["shm", "peer"])
 @pytest.mark.parametrize("killed", ["open", "swap"])
-def test_a_killed_rank_leaves_nothing_and_keeps_nobody(killed: str) -> None:
-    with Crew(R, outlives, killed) as crew:
+def test_a_killed_rank_leaves_nothing_and_keeps_nobody(transport: str, killed: str) -> None:
+    with Crew(R, outlives, transport, killed) as crew:
         died = crew.heard(1, DYING)
         found = crew.values(but=1)
         assert crew.exit_code(1) == -signal.SIGKILL

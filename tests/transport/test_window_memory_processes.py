@@ -19,7 +19,7 @@ from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
 from flexep.transport import _opening
 from flexep.transport.window_memory import open_windows
-from tests.transport.fake_driver import group_of
+from tests.transport.fake_driver import reached_by
 from tests.transport.held import Held, held, window_mappings
 
 R = 3
@@ -47,7 +47,7 @@ def caught(call: Callable[[], object]) -> Exception | None:
 def every_rank_writes_everywhere(
     ctx: RankContext, transport: str
 ) -> tuple[str, bool, bool, list[list[int]], int]:
-    opened = open_windows(group_of(ctx, transport), NBYTES, TIMEOUT)
+    opened = open_windows(reached_by(transport, ctx.group), NBYTES, TIMEOUT)
     zeroed = not any(opened.view(rank).any() for rank in range(ctx.size))
     aligned = all(address % 4096 == 0 for address in opened.addresses)
     ctx.group.barrier(TIMEOUT)
@@ -72,7 +72,7 @@ def test_every_rank_reaches_every_window(pool: RankPool, transport: str) -> None
 
 
 def reads_after_peers_closed(ctx: RankContext, transport: str) -> tuple[int, int]:
-    opened = open_windows(group_of(ctx, transport), NBYTES, TIMEOUT)
+    opened = open_windows(reached_by(transport, ctx.group), NBYTES, TIMEOUT)
     opened.view(ctx.rank)[:] = ctx.rank + 1
     ctx.group.barrier(TIMEOUT)
     left = opened.view((ctx.rank + 1) % ctx.size)
@@ -90,7 +90,7 @@ def test_a_peer_that_closes_takes_no_memory_away(pool: RankPool, transport: str)
 
 def opens_many_times(ctx: RankContext, transport: str, times: int) -> tuple[Held, Held, bool]:
     fresh = True
-    group = group_of(ctx, transport)
+    group = reached_by(transport, ctx.group)
 
     def once() -> None:
         nonlocal fresh
@@ -121,7 +121,7 @@ def test_opening_and_closing_leaks_nothing(pool: RankPool, transport: str) -> No
 
 def opens(ctx: RankContext, transport: str, nbytes: list[int]) -> tuple[Exception | None, int, int]:
     """The error; descriptors gained; windows still mapped."""
-    group = group_of(ctx, transport)
+    group = reached_by(transport, ctx.group)
     ctx.group.barrier(TIMEOUT)
     before = held().descriptors
     error = caught(lambda: open_windows(group, nbytes[ctx.rank], TIMEOUT))
@@ -213,7 +213,7 @@ def opens_elsewhere(ctx: RankContext, transport: str, field: int) -> Exception |
     if ctx.rank == 1:
         _opening.host_identity = lambda: identity
     try:
-        return caught(lambda: open_windows(group_of(ctx, transport), NBYTES, TIMEOUT))
+        return caught(lambda: open_windows(reached_by(transport, ctx.group), NBYTES, TIMEOUT))
     finally:
         _opening.host_identity = real
 
@@ -232,7 +232,7 @@ def test_ranks_out_of_reach_are_named(pool: RankPool, transport: str, field: int
 
 def marks_its_windows(ctx: RankContext, transport: str, mark: int) -> list[list[int]]:
     found = []
-    group = group_of(ctx, transport)
+    group = reached_by(transport, ctx.group)
     for turn in range(20):
         opened = open_windows(group, NBYTES, TIMEOUT)
         opened.view((ctx.rank + 1) % ctx.size)[:] = mark + turn
