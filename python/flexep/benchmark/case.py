@@ -130,12 +130,17 @@ class BenchCase:
         return chosen[1:] + chosen[:1] if self.routing == "next_rank" else chosen
 
     @property
-    def inputs(self) -> BenchCase:
-        """The case without what changes no input and no answer."""
+    def asked(self) -> BenchCase:
+        """The case without what changes no answer."""
         return replace(
             self, device="cpu", dispatchers=ALL, baselines=ON_CPU, time_limit=1.0, pairs=1, num_sms=None,
             beside="none", fresh=True,
         )  # fmt: skip
+
+    @property
+    def inputs(self) -> BenchCase:
+        """The case without what changes no input either."""
+        return replace(self.asked, layout="expert_major", mode="exact", alignment=1, domain_size=None)
 
     @property
     def steps(self) -> int:

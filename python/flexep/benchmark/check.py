@@ -116,7 +116,7 @@ def _kept_answers(case: BenchCase, world: World, rank: int, step: int) -> Answer
 
 def answers(case: BenchCase, world: World, rank: int, step: int) -> Answers:
     """The answers of one promise, shared by all libraries that give it and by all runs with the same inputs."""
-    return _kept_answers(case.inputs, world, rank, step)
+    return _kept_answers(case.asked, world, rank, step)
 
 
 def forget() -> None:

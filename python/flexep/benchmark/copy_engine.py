@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from flexep.benchmark.case import BenchCase
 from flexep.benchmark.library import Library, Routed, Sent
-from flexep.ref import make_plan
+from flexep.ref import Plan, make_plan
 from flexep.testing.worker import RankContext
 
 COMBINE = 128  # added to a rank's number, so that bytes of the two directions cannot be taken for each other
@@ -126,7 +126,12 @@ class CopyEngine(Library):
 def crossing_bytes(case: BenchCase, step: int) -> list[list[int]]:
     """[s][d]: bytes of the rows that any library must bring from rank s to rank d, by the oracle's plan."""
     world = case.world
-    plan = make_plan(world, case.topk_idx(world, step))
     row = world.hidden * world.dtype.itemsize
+    rows_RR = rows_between(make_plan(world, case.topk_idx(world, step)))
+    return [[row * rows for rows in to_ranks] for to_ranks in rows_RR]
+
+
+def rows_between(plan: Plan) -> list[list[int]]:
+    """[s][d]: tokens of rank s that another rank d needs."""
     rows = [(token_row >= 0).sum(0).tolist() for token_row in plan.token_row]
-    return [[0 if s == d else row * n for d, n in enumerate(each)] for s, each in enumerate(rows)]
+    return [[0 if s == d else n for d, n in enumerate(each)] for s, each in enumerate(rows)]

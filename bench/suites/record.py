@@ -1,0 +1,29 @@
+"""What a suite leaves in bench/results: the command, the commit, what ran it, and a list of results."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.onegpu.__main__ import commit as commit_of_checkout
+
+
+def command(module: str) -> str:
+    """The command that was typed."""
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
+
+
+def write(path: Path, module: str, commit: str | None, **found: Any) -> None:
+    """One JSON file; `commit` where the sources are no git checkout."""
+    record = {"command": command(module), "commit": commit or commit_of_checkout(), **found}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+def table(columns: list[str], rows: list[list[str]]) -> str:
+    """Markdown; the first column is text, the others numbers."""
+    lines = [columns, ["---", *["--:"] * (len(columns) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
