@@ -143,7 +143,7 @@ def test_handle_kinds_that_the_driver_refuses_say_so_and_leave_nothing(driver: F
     before = len(os.listdir("/proc/self/fd"))
     found = handle_kinds()
     assert found["posix_fd"] == {"usable": True, "why_not": None}
-    assert found["fabric"]["why_not"] == "cuMemExportToShareableHandle: CUDA_ERROR_NOT_PERMITTED"
+    assert found["fabric"]["why_not"] == "cuMemCreate: CUDA_ERROR_NOT_PERMITTED"
     assert found["legacy_ipc"] == {"usable": True, "why_not": None}
     assert driver.live == (0, 0, 0)
     assert len(os.listdir("/proc/self/fd")) == before

@@ -49,6 +49,9 @@ class CUmemAllocationHandleType(enum.IntEnum):
     CU_MEM_HANDLE_TYPE_FABRIC = 8
 
 
+FABRIC = CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
+
+
 class CUmemAllocationType(enum.IntEnum):
     CU_MEM_ALLOCATION_TYPE_PINNED = 1
 
@@ -80,8 +83,8 @@ class CUmemAllocationProp:
 class FakeDriver(types.ModuleType):
     """The module. `refuse` maps names of functions to what they return instead of working.
 
-    Attributes: `blind` (pairs of GPUs that do not reach each other), `live` (handles, reserved ranges and mappings
-    that nobody has let go of), `syncs` (waits for the GPU).
+    Attributes: `blind` (pairs of GPUs that do not reach each other), `fabric` (whether fabric handles are permitted),
+    `live` (handles, reserved ranges and mappings that nobody has let go of), `syncs` (waits for the GPU).
     """
 
     def __init__(self, gpus: int = 2, blind: Sequence[tuple[int, int]] = ()) -> None:
@@ -93,6 +96,7 @@ class FakeDriver(types.ModuleType):
             setattr(self, kind.__name__, kind)
         self.gpus = gpus
         self.blind = set(blind)
+        self.fabric = False
         self.refuse: dict[str, CUresult] = {}
         self.syncs = 0
         self.free = 1 << 30
@@ -166,6 +170,8 @@ class FakeDriver(types.ModuleType):
     def cuMemCreate(self, nbytes: int, properties: CUmemAllocationProp, flags: int) -> tuple:
         if nbytes % GRANULARITY or properties.location is None or properties.type != 1:
             return INVALID, None
+        if properties.requestedHandleTypes == FABRIC and not self.fabric:
+            return CUresult.CUDA_ERROR_NOT_PERMITTED, None
         if nbytes > self.free:
             return CUresult.CUDA_ERROR_OUT_OF_MEMORY, None
         fd = os.memfd_create("flexep-window")
@@ -184,12 +190,15 @@ class FakeDriver(types.ModuleType):
         return (OK,)
 
     def cuMemExportToShareableHandle(self, handle: int, kind: int, flags: int) -> tuple:
-        if kind == CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC:  # as without its service
-            return CUresult.CUDA_ERROR_NOT_PERMITTED, None
+        if kind == FABRIC:  # 64 bytes, by which other processes find the memory
+            path = f"/proc/{os.getpid()}/fd/{self._handles[handle]}"
+            return OK, types.SimpleNamespace(data=path.encode().ljust(64, b"\0"))
         return OK, os.dup(self._handles[handle])
 
-    def cuMemImportFromShareableHandle(self, fd: int, kind: int) -> tuple:
-        return OK, self._new_handle(os.dup(fd))
+    def cuMemImportFromShareableHandle(self, handle: int | bytes, kind: int) -> tuple:
+        if kind == FABRIC:
+            return OK, self._new_handle(os.open(handle.rstrip(b"\0"), os.O_RDWR))
+        return OK, self._new_handle(os.dup(handle))
 
     def cuMemAlloc(self, nbytes: int) -> tuple:
         return OK, self._new_handle(os.memfd_create("flexep-window"))

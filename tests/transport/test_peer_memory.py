@@ -12,10 +12,10 @@ import pytest
 from flexep.errors import FlexEPError, PeerRefused, Unavailable
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
-from flexep.transport import _peer_memory, gpu_memory
+from flexep.transport import _opening, _peer_memory, gpu_memory
 from flexep.transport.gpu_memory import Gpu, load_driver
 from flexep.transport.window_memory import open_windows
-from tests.transport.fake_driver import DIRT, GRANULARITY, CUresult, FakeDriver, own_driver, reached_by
+from tests.transport.fake_driver import GRANULARITY, CUresult, FakeDriver, own_driver, reached_by
 from tests.transport.held import held, window_mappings
 
 R = 3
@@ -151,7 +151,7 @@ def maps_other_memory(ctx: RankContext, odd: int) -> Outcome:
     """Rank `odd` gets memory of its own for its peers' descriptors."""
     real = Gpu.open
     if ctx.rank == odd:
-        Gpu.open = lambda self, fd, nbytes: self.create(nbytes)
+        Gpu.open = lambda self, handle, nbytes: self.create(nbytes, self.descriptor)
     try:
         return outcome(ctx)
     finally:
@@ -160,6 +160,53 @@ def maps_other_memory(ctx: RankContext, odd: int) -> Outcome:
 
 def test_memory_that_is_not_the_peers_is_found(pool: RankPool) -> None:
     assert_refused_by(pool.run(maps_other_memory, 0), 0, "the window of rank 1 on GPU 01010101")
+    assert works(pool)
+
+
+def opens_across_hosts(
+    ctx: RankContext, permitted: bool
+) -> tuple[Exception | None, list[int], tuple[int, int, int]]:
+    """Rank 1 lives on another host. The error, or what every rank wrote into every window; what stays."""
+    real, identity = _opening.host_identity, _opening.host_identity()
+    identity[0] += " elsewhere"
+    group, driver = reached_by("peer", ctx.group), own_driver()
+    driver.fabric = permitted or ctx.rank != 2
+    if ctx.rank == 1:
+        _opening.host_identity = lambda: identity
+    error, seen = None, []
+    try:
+        opened = open_windows(group, NBYTES, TIMEOUT)
+        for rank in range(ctx.size):
+            opened.view(rank)[ctx.rank] = 1 + ctx.rank
+        ctx.group.barrier(TIMEOUT)
+        seen = [int(opened.view(rank)[: ctx.size].sum()) for rank in range(ctx.size)]
+        ctx.group.barrier(TIMEOUT)
+        opened.close()
+    except FlexEPError as raised:
+        error = raised
+    finally:
+        _opening.host_identity = real
+        driver.fabric = False
+    return error, seen, driver.live
+
+
+def test_fabric_handles_reach_other_hosts_where_all_ranks_may_have_them(pool: RankPool) -> None:
+    assert pool.run(opens_across_hosts, True) == [(None, [6] * R, (0, 0, 0))] * R
+
+
+def test_without_fabric_handles_other_hosts_are_named_with_the_reason(pool: RankPool) -> None:
+    where = [
+        "ranks [1] run on another host",
+        "ranks [0, 2] run on another host",
+        "ranks [1] run on another host",
+    ]
+    for (error, _, live), there in zip(pool.run(opens_across_hosts, False), where, strict=True):
+        assert isinstance(error, Unavailable)
+        assert f"does not reach every rank: {there}, and fabric handles" in str(error)
+        assert "refused on rank 2: cuMemCreate: CUDA_ERROR_NOT_PERMITTED; use backend='alltoall'" in str(
+            error
+        )
+        assert live == (0, 0, 0)
     assert works(pool)
 
 
@@ -183,18 +230,18 @@ def test_the_missing_driver_is_named(driver: FakeDriver, monkeypatch: pytest.Mon
 
 def test_created_memory_is_zeroed_before_anybody_has_its_descriptor(driver: FakeDriver) -> None:
     gpu = Gpu(0)
-    mapping = gpu.create(GRANULARITY)
+    mapping = gpu.create(GRANULARITY, gpu.descriptor)
     assert not mapping.view(0, GRANULARITY).any()
     mapping.write(8, b"here")
-    fd = gpu.export(mapping)
+    fd = gpu.export(mapping, gpu.descriptor)
     again = gpu.open(fd, GRANULARITY)
     os.close(fd)
-    assert (again.read(7, 6), DIRT) == (b"\0here\0", 0xAB)
+    assert again.read(7, 6) == b"\0here\0"
 
 
 def test_memory_goes_with_its_last_view_after_the_gpu_is_done(driver: FakeDriver) -> None:
     gpu = Gpu(0)
-    mapping = gpu.create(GRANULARITY)
+    mapping = gpu.create(GRANULARITY, gpu.descriptor)
     view = mapping.view(0, 4)
     done, handle = driver.syncs, driver.live
     assert handle == (1, 1, 1)
@@ -209,20 +256,21 @@ def test_memory_that_goes_during_a_capture_waits_for_its_end(
     driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = Gpu(0)
-    one, other = gpu.create(GRANULARITY), gpu.create(GRANULARITY)
+    one, other = (gpu.create(GRANULARITY, gpu.descriptor) for _ in range(2))
     done = driver.syncs
     monkeypatch.setattr(gpu_memory, "is_capturing", lambda: True)
     del one
     assert (driver.live, driver.syncs) == ((2, 2, 2), done)
     monkeypatch.setattr(gpu_memory, "is_capturing", lambda: False)
-    kept = gpu.create(GRANULARITY)
+    kept = gpu.create(GRANULARITY, gpu.descriptor)
     assert driver.live == (2, 2, 2)
     del other, kept
     assert driver.live == (0, 0, 0)
 
 
 def test_memory_is_let_go_of_when_the_gpu_is_lost(driver: FakeDriver) -> None:
-    mapping = Gpu(0).create(GRANULARITY)
+    gpu = Gpu(0)
+    mapping = gpu.create(GRANULARITY, gpu.descriptor)
     driver.refuse = {"cuCtxPushCurrent": CUresult.CUDA_ERROR_INVALID_CONTEXT}
     del mapping
     driver.refuse = {}
@@ -230,7 +278,8 @@ def test_memory_is_let_go_of_when_the_gpu_is_lost(driver: FakeDriver) -> None:
 
 
 def test_a_forked_child_leaves_the_driver_alone(driver: FakeDriver) -> None:
-    mapping = Gpu(0).create(GRANULARITY)
+    gpu = Gpu(0)
+    mapping = gpu.create(GRANULARITY, gpu.descriptor)
     child = os.fork()
     if child == 0:
         before = driver.syncs
@@ -242,7 +291,7 @@ def test_a_forked_child_leaves_the_driver_alone(driver: FakeDriver) -> None:
 
 def test_the_context_is_let_go_of_with_the_last_mapping(driver: FakeDriver) -> None:
     gpu = Gpu(1)
-    mapping = gpu.create(GRANULARITY)
+    mapping = gpu.create(GRANULARITY, gpu.descriptor)
     del gpu
     assert driver._retained == 1
     del mapping

@@ -1,7 +1,7 @@
-"""A collective opening of windows: every rank reserves memory without a name, gives its descriptor to every peer and
+"""A collective opening of windows: every rank reserves memory without a name, gives a handle of it to every peer and
 maps theirs. What the memory is, a Reserver knows.
 
-Nothing but descriptors and mappings keeps the memory, so nothing is left behind however a process ends.
+Nothing but handles and mappings keeps the memory, so nothing is left behind however a process ends.
 """
 
 from __future__ import annotations
@@ -61,15 +61,17 @@ class Reserver(ABC):
         """Judges what this rank needs before anybody reserves; what peers must know of it."""
 
     @abstractmethod
-    def check(self, hellos: Sequence[Hello]) -> None:
-        """Raises what every rank must refuse alike."""
+    def check(self, hellos: Sequence[Hello], elsewhere: str) -> None:
+        """Raises what every rank must refuse alike. `elsewhere` names ranks that no descriptor can be sent to; ""
+        where there are none. If it does not raise, handles are bytes."""
 
     @abstractmethod
-    def reserve(self) -> tuple[int, Mapped]:
-        """A descriptor of zeroed memory, which the caller closes, and the memory as this rank maps it."""
+    def reserve(self) -> tuple[int | bytes, Mapped]:
+        """A handle of zeroed memory, and the memory as this rank maps it. A descriptor is the caller's to close;
+        bytes can go anywhere."""
 
     @abstractmethod
-    def map(self, fd: int, peer: int, hello: Hello) -> Mapped:
+    def map(self, handle: int | bytes, peer: int, hello: Hello) -> Mapped:
         """The memory of rank `peer`, which said `hello`."""
 
 
@@ -93,10 +95,10 @@ class Opening:
     def run(self) -> list[Mapped]:
         """Every rank's window. Raises as `open_windows` does."""
         hellos = self._together(self._introduce)
-        _check_hellos(hellos, self._group.rank)
-        self._reserver.check(hellos)
-        self._together(self._reserve)
-        self._together(lambda: self._swap(hellos))
+        _check_sizes(hellos)
+        self._reserver.check(hellos, out_of_reach([hello["host"] for hello in hellos], self._group.rank))
+        handles = self._together(self._reserve)
+        self._together(lambda: self._map_peers(hellos, handles))
         return [self._mappings[rank] for rank in range(self._group.size)]
 
     def close(self) -> None:
@@ -149,21 +151,34 @@ class Opening:
             "token": address.token.hex(),
         }
 
-    def _reserve(self) -> None:
-        self._fd, self._mappings[self._group.rank] = self._reserver.reserve()
+    def _reserve(self) -> str | None:
+        """The handle as text, if it is one that can be said."""
+        handle, self._mappings[self._group.rank] = self._reserver.reserve()
+        if isinstance(handle, bytes):
+            return handle.hex()
+        self._fd = handle
+        return None
 
-    def _swap(self, hellos: Sequence[Hello]) -> None:
-        """Maps every peer's window; no descriptor stays open for it."""
+    def _map_peers(self, hellos: Sequence[Hello], handles: Sequence[str | None]) -> None:
+        if self._fd is None:
+            for peer, handle in enumerate(handles):
+                if peer != self._group.rank:
+                    assert handle is not None
+                    self._mappings[peer] = self._reserver.map(bytes.fromhex(handle), peer, hellos[peer])
+        else:
+            self._swap(self._fd, hellos)
+
+    def _swap(self, fd: int, hellos: Sequence[Hello]) -> None:
+        """Maps what peers send; no descriptor stays open for it."""
         assert self._mailbox is not None
-        assert self._fd is not None
         addresses = [Address(bytes.fromhex(h["name"]), bytes.fromhex(h["token"])) for h in hellos]
-        fds = self._mailbox.swap(self._fd, self._group.rank, addresses, self._deadline, self._timeout)
+        fds = self._mailbox.swap(fd, self._group.rank, addresses, self._deadline, self._timeout)
         try:
-            for peer, fd in sorted(fds.items()):
-                self._mappings[peer] = self._reserver.map(fd, peer, hellos[peer])
+            for peer, theirs in sorted(fds.items()):
+                self._mappings[peer] = self._reserver.map(theirs, peer, hellos[peer])
         finally:
-            for fd in fds.values():
-                os.close(fd)
+            for theirs in fds.values():
+                os.close(theirs)
 
 
 def host_identity() -> list[str]:
@@ -176,19 +191,21 @@ def host_identity() -> list[str]:
     return [boot, namespace]
 
 
-def _check_hellos(hellos: Sequence[Hello], rank: int) -> None:
-    """Raises what every rank must refuse alike, whatever the memory."""
-    here = hellos[rank]["host"]
-    elsewhere = [r for r, hello in enumerate(hellos) if hello["host"][0] != here[0]]
-    walled = [r for r, hello in enumerate(hellos) if r not in elsewhere and hello["host"] != here]
-    if elsewhere or walled:
-        where = [f"ranks {elsewhere} run on another host"] if elsewhere else []
-        where += [f"ranks {walled} run in another network namespace"] if walled else []
-        raise Unavailable(
-            f"windows do not reach every rank from rank {rank}: {', '.join(where)}; use backend='alltoall'"
-        )
+def out_of_reach(identities: Sequence[Sequence[str]], rank: int) -> str:
+    """Names the ranks that `rank` can send no descriptor to, and why; "" where there are none."""
+    boot, namespace = identities[rank]
+    elsewhere = [r for r, (theirs, _) in enumerate(identities) if theirs != boot]
+    walled = [
+        r for r, (theirs, theirs_too) in enumerate(identities) if theirs == boot and theirs_too != namespace
+    ]
+    where = [f"ranks {elsewhere} run on another host"] if elsewhere else []
+    where += [f"ranks {walled} run in another network namespace"] if walled else []
+    return ", ".join(where)
+
+
+def _check_sizes(hellos: Sequence[Hello]) -> None:
     by_size: dict[str, list[int]] = defaultdict(list)
-    for r, hello in enumerate(hellos):
-        by_size[str(hello["nbytes"])].append(r)
+    for rank, hello in enumerate(hellos):
+        by_size[str(hello["nbytes"])].append(rank)
     if len(by_size) > 1:
         raise CollectiveMismatch(OPEN, {"nbytes": dict(by_size)})

@@ -43,17 +43,35 @@ class PeerReserver(Reserver):
         refuse_capture()
         index = self._device.index
         self._gpu = Gpu(torch.cuda.current_device() if index is None else index)
+        self._kind = self._gpu.descriptor
         granularity = self._gpu.granularity()
         self._reserved = -(-(self.nbytes + PROOF_BYTES) // granularity) * granularity
         return {
             "gpu": self._gpu.uuid,
+            "no_fabric": self._why_no_fabric(),
             "reaches": self._gpu.reaches(),
             "reserved": self._reserved,
             "proof": self._proof.hex(),
         }
 
-    def check(self, hellos: Sequence[Hello]) -> None:
-        """Where a process does not see a peer's GPU, mapping its memory tells."""
+    def _why_no_fabric(self) -> str | None:
+        try:
+            self._gpu.try_handle(self._gpu.fabric)
+        except Unavailable as error:
+            return str(error)
+        return None
+
+    def check(self, hellos: Sequence[Hello], elsewhere: str) -> None:
+        """Descriptors where they can go, else fabric handles. Where a process does not see a peer's GPU, mapping its
+        memory tells whether it can be reached."""
+        refused = [f"rank {r}: {h['no_fabric']}" for r, h in enumerate(hellos) if h["no_fabric"] is not None]
+        if elsewhere and refused:
+            raise Unavailable(
+                f"GPU memory does not reach every rank: {elsewhere}, and fabric handles, which would, are refused on "
+                f"{'; '.join(refused)}; use backend='alltoall'"
+            )
+        if elsewhere:
+            self._kind = self._gpu.fabric
         blind = {
             rank: [peer for peer, other in enumerate(hellos) if not hello["reaches"].get(other["gpu"], True)]
             for rank, hello in enumerate(hellos)
@@ -64,21 +82,21 @@ class PeerReserver(Reserver):
                 f"GPUs cannot reach each other's memory: {', '.join(which)}; use backend='alltoall'"
             )
 
-    def reserve(self) -> tuple[int, GpuMapping]:
+    def reserve(self) -> tuple[int | bytes, GpuMapping]:
         try:
-            with self._gpu.create(self._reserved).kept_unless_failed() as mapping:
+            with self._gpu.create(self._reserved, self._kind).kept_unless_failed() as mapping:
                 mapping.write(self.nbytes, self._proof)
-                return self._gpu.export(mapping), mapping
+                return self._gpu.export(mapping, self._kind), mapping
         except Unavailable as error:
             raise Unavailable(
                 f"cannot reserve a window of {self.nbytes} bytes on GPU {self._gpu.ordinal}: {error}; "
                 f"{self._gpu.free_bytes()} bytes are free, those that torch keeps for itself left out"
             ) from error
 
-    def map(self, fd: int, peer: int, hello: Hello) -> GpuMapping:
+    def map(self, handle: int | bytes, peer: int, hello: Hello) -> GpuMapping:
         """Also reads the peer's proof: what is mapped is that memory, and this GPU can load it."""
         try:
-            with self._gpu.open(fd, hello["reserved"]).kept_unless_failed() as mapping:
+            with self._gpu.open(handle, hello["reserved"]).kept_unless_failed() as mapping:
                 if mapping.read(self.nbytes, PROOF_BYTES).hex() != hello["proof"]:
                     raise Unavailable("what the rank wrote there is not what this GPU reads")
                 return mapping

@@ -85,17 +85,62 @@ class Gpu:
         finally:
             self.driver.cuCtxPopCurrent()
 
-    def granularity(self) -> int:
-        """Memory is a multiple of so many bytes."""
-        which = self.driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
-        return int(self.call("cuMemGetAllocationGranularity", self.properties(self._descriptor), which))
-
     def free_bytes(self) -> int:
         with self.current():
             return int(self.call("cuMemGetInfo")[0])
 
-    def properties(self, handle_kind: Any) -> Any:
-        """Of memory of this GPU that can be exported as that kind of handle."""
+    @property
+    def descriptor(self) -> Any:
+        """The kind of handle that processes of one host pass to each other."""
+        return self.driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+    @property
+    def fabric(self) -> Any:
+        """The kind of handle that also goes from host to host, where a service of the driver permits it."""
+        return self.driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
+
+    def granularity(self) -> int:
+        """Memory is a multiple of so many bytes."""
+        which = self.driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+        return int(self.call("cuMemGetAllocationGranularity", self._properties(self.descriptor), which))
+
+    def try_handle(self, kind: Any) -> None:
+        """Raises Unavailable unless memory of this GPU can be exported and opened again as that kind of handle.
+
+        A device attribute says what the hardware could do, but not whether it may.
+        """
+        with self.create(self.granularity(), kind).kept_unless_failed() as memory:
+            handle = self.export(memory, kind)
+            try:
+                self.open(handle, memory.nbytes)
+            finally:
+                if isinstance(handle, int):
+                    os.close(handle)
+
+    def create(self, nbytes: int, kind: Any) -> GpuMapping:
+        """Zeroed memory of this GPU that can be exported as `kind`, mapped for this GPU; `nbytes` is a multiple of the
+        granularity."""
+        release_waiting()
+        with self.current():
+            handle = self.call("cuMemCreate", nbytes, self._properties(kind), 0)
+            with GpuMapping(self, handle, nbytes).kept_unless_failed() as mapping:
+                self.call("cuMemsetD8", mapping.address, 0, nbytes)
+                self.call("cuCtxSynchronize")
+        return mapping
+
+    def export(self, mapping: GpuMapping, kind: Any) -> int | bytes:
+        """A handle of memory that was created here: a descriptor, which the caller closes, or a fabric handle."""
+        exported = self.call("cuMemExportToShareableHandle", mapping.handle, kind, 0)
+        return int(exported) if kind == self.descriptor else bytes(exported.data)
+
+    def open(self, handle: int | bytes, nbytes: int) -> GpuMapping:
+        """Memory behind a handle, mapped for this GPU. A descriptor may be closed afterwards."""
+        kind = self.descriptor if isinstance(handle, int) else self.fabric
+        with self.current():
+            memory = self.call("cuMemImportFromShareableHandle", handle, kind)
+            return GpuMapping(self, memory, nbytes)
+
+    def _properties(self, handle_kind: Any) -> Any:
         made = self.driver.CUmemAllocationProp()
         made.type = self.driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         made.requestedHandleTypes = handle_kind
@@ -107,30 +152,6 @@ class Gpu:
         location.type = self.driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         location.id = self.ordinal
         return location
-
-    @property
-    def _descriptor(self) -> Any:
-        return self.driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-
-    def create(self, nbytes: int) -> GpuMapping:
-        """Zeroed memory of this GPU, mapped for it; `nbytes` is a multiple of the granularity."""
-        release_waiting()
-        with self.current():
-            handle = self.call("cuMemCreate", nbytes, self.properties(self._descriptor), 0)
-            with GpuMapping(self, handle, nbytes).kept_unless_failed() as mapping:
-                self.call("cuMemsetD8", mapping.address, 0, nbytes)
-                self.call("cuCtxSynchronize")
-        return mapping
-
-    def export(self, mapping: GpuMapping) -> int:
-        """A descriptor of memory that was created here; the caller closes it."""
-        return int(self.call("cuMemExportToShareableHandle", mapping.handle, self._descriptor, 0))
-
-    def open(self, fd: int, nbytes: int) -> GpuMapping:
-        """Memory behind a descriptor, mapped for this GPU. The descriptor may be closed afterwards."""
-        with self.current():
-            handle = self.call("cuMemImportFromShareableHandle", fd, self._descriptor)
-            return GpuMapping(self, handle, nbytes)
 
     def access(self) -> Any:
         """Loads and stores by this GPU."""

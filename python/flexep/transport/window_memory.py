@@ -122,8 +122,10 @@ class SharedReserver(Reserver):
         require_free(self.ranks * self.nbytes, self.nbytes, everybody)
         return {}
 
-    def check(self, hellos: Sequence[Hello]) -> None:
+    def check(self, hellos: Sequence[Hello], elsewhere: str) -> None:
         """Whoever can be sent a descriptor can map it."""
+        if elsewhere:
+            raise Unavailable(f"shared memory does not reach every rank: {elsewhere}; use backend='alltoall'")
 
     def reserve(self) -> tuple[int, Mapping]:
         fd = reserve_memfd(self.nbytes, self.ranks)
@@ -133,5 +135,6 @@ class SharedReserver(Reserver):
             os.close(fd)
             raise
 
-    def map(self, fd: int, peer: int, hello: Hello) -> Mapping:
-        return Mapping.shared(fd, self.nbytes)
+    def map(self, handle: int | bytes, peer: int, hello: Hello) -> Mapping:
+        assert isinstance(handle, int)
+        return Mapping.shared(handle, self.nbytes)
