@@ -157,7 +157,12 @@ class _ProcessGroup(Group):
     def _gather_tensor(self, tensor: torch.Tensor, timeout: float) -> torch.Tensor:
         tensor = tensor.to(self.device)
         out = tensor.new_empty(self.size * tensor.numel())
-        wait(self._pg._allgather_base(out, tensor), "all_gather", self.rank, timeout, self.device)
+        work = self._pg._allgather_base(out, tensor)
+        wait(work, "all_gather", self.rank, timeout, self.device)
+        if (
+            self.device.type == "cuda"
+        ):  # the host has not waited yet, and reading `out` would do so without an end
+            _await_completion(work, self.rank, timeout)
         return out.cpu()
 
 
@@ -245,6 +250,16 @@ def wait(work: dist.Work, op: str, rank: int, timeout: float, device: torch.devi
         return
     with named_errors(op, rank, timeout):
         work.wait(timedelta(seconds=timeout))
+
+
+def _await_completion(work: dist.Work, rank: int, timeout: float) -> None:
+    """Returns when the device has run an all-gather. Raises Timeout after `timeout` seconds."""
+    deadline, nap = time.monotonic() + timeout, 0.00005
+    while not work.is_completed():
+        if time.monotonic() > deadline:
+            raise Timeout("all_gather", rank, (), timeout)
+        time.sleep(nap)
+        nap = min(2 * nap, 0.005)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 import flexep
+from flexep.group import _await_completion
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
 
@@ -117,3 +118,24 @@ def gathers(ctx: RankContext) -> list[bytes]:
 def test_a_process_group_gathers_bytes_of_unequal_length() -> None:
     with RankPool(3) as pool:
         assert pool.run(gathers) == [[b"", bytes(range(3)), bytes(range(6))]] * 3
+
+
+class DeviceWork:
+    """A collective on a device that has run once it has been asked `looks` times."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def is_completed(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def test_a_gather_on_a_device_is_awaited_no_longer_than_its_timeout() -> None:
+    work = DeviceWork(3)
+    _await_completion(work, 1, 20.0)
+    assert work.looks == -1
+    began = time.monotonic()
+    with pytest.raises(flexep.Timeout, match=r"all_gather: rank 1 waited 0\.2 s"):
+        _await_completion(DeviceWork(10**9), 1, 0.2)
+    assert 0.2 <= time.monotonic() - began < 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 import flexep
-from flexep.config import WINDOWED
+from flexep.config import WINDOWED, Environment
 from flexep.errors import Unavailable
 from flexep.testing.case import Case
 from flexep.testing.check import check_dispatchers
@@ -50,8 +50,9 @@ class Sweep:
     def __init__(self, dispatchers: Sequence[str], device: str = "cpu") -> None:
         self.dispatchers = list(dispatchers)
         self.device = device
-        # Windows reach from process to process on the CPU alone; on a GPU they join the ranks of one process.
-        self.between_processes = [d for d in self.dispatchers if device == "cpu" or d not in WINDOWED]
+        # Windows reach from process to process on the CPU; between GPUs only where that is switched on.
+        reach = device == "cpu" or Environment.read().peer
+        self.between_processes = [d for d in self.dispatchers if reach or d not in WINDOWED]
         self._pool: RankPool | None = None
 
     def run(self, cases: Sequence[Case], local_ranks: int = 2) -> Iterator[tuple[list[Case], list[Failure]]]:
@@ -64,7 +65,9 @@ class Sweep:
         process = sorted((case for case in cases if case.transport == "process"), key=lambda case: case.ranks)
         if process and not self.between_processes:
             names = " and ".join(self.dispatchers)
-            raise Unavailable(f"{names} cannot reach other processes' GPUs: choose cases of a local group")
+            raise Unavailable(
+                f"{names} reach other processes' GPUs with FLEXEP_PEER=1 alone: set it, or choose cases of a local group"
+            )
         for ranks, some in groupby(process, key=lambda case: case.ranks):
             for case in some:
                 yield [case], self._process(case, ranks)
