@@ -28,7 +28,7 @@ HOW = (
 
 
 @contextmanager
-def peer_pool(ranks: int, gpus: int, timeout: float = 280.0) -> Iterator[RankPool]:
+def peer_pool(ranks: int, gpus: int, timeout: float = 580.0) -> Iterator[RankPool]:
     """`ranks` processes on `gpus` GPUs, whose windows reach each other; under MPS where several share one."""
     with ExitStack() as stack:
         environment = dict(SWITCH)

@@ -38,6 +38,20 @@ def domain_sizes(pool: RankPool) -> list[int | None]:
     return [None, *(size for size in range(2, pool.size + 1) if pool.size % size == 0)]
 
 
+def multiprocessors(ctx: RankContext) -> int:
+    return torch.cuda.get_device_properties(ctx.device).multi_processor_count
+
+
+def test_ranks_that_share_a_gpu_each_see_their_part_of_it(
+    pool: RankPool, request: pytest.FixtureRequest
+) -> None:
+    """Otherwise the launch of one could take what another waits for."""
+    ranks, gpus = request.node.callspec.params["pool"]
+    whole = torch.cuda.get_device_properties(0).multi_processor_count
+    assert sum(pool.run(multiprocessors)) <= gpus * whole
+    assert ranks == pool.size
+
+
 # -- the contract
 
 

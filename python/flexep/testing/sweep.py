@@ -66,7 +66,8 @@ class Sweep:
         if process and not self.between_processes:
             names = " and ".join(self.dispatchers)
             raise Unavailable(
-                f"{names} reach other processes' GPUs with FLEXEP_PEER=1 alone: set it, or choose cases of a local group"
+                f"{names} reach other processes' GPUs only with FLEXEP_PEER=1: set it, or choose cases of a local "
+                "group"
             )
         for ranks, some in groupby(process, key=lambda case: case.ranks):
             for case in some:
