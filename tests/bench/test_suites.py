@@ -24,6 +24,7 @@ from tests.bench.test_no_cliffs import Machine
 from tests.bench.test_targets import row
 
 ROOT = Path(__file__).parents[2]
+HERE = part.Place("cpu", 2, 2)
 
 
 @pytest.mark.parametrize("alignment", [16, 128])
@@ -101,14 +102,14 @@ def test_boxes_of_all_parts_take_the_time_that_is_given() -> None:
 def test_the_dry_run_of_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
     emitted: list[dict[str, Any]] = []
     monkeypatch.setattr(part, "CASES", 3)
-    part.contract("cpu", 2, part.Clock(60.0), emitted.append)
+    part.contract(HERE, part.Clock(60.0), emitted.append)
     assert emitted == [{"domains": "1x2", "cases": 3, "failed": []}]
     emitted.clear()
-    part.training("cpu", 2, part.Clock(60.0), emitted.append)
+    part.training(HERE, part.Clock(60.0), emitted.append)
     assert len({tuple(e["losses"]) for e in emitted}) == 1  # fp32 on the CPU: the same bits everywhere
     assert [e["dispatcher"] for e in emitted] == ["allgather", "alltoall", "deepep", "hybridep"]
     emitted.clear()
-    part.latency("cpu", 2, part.Clock(0.0), emitted.append)  # no time is left
+    part.latency(HERE, part.Clock(0.0), emitted.append)  # no time is left
     assert emitted == []
 
 
@@ -120,16 +121,40 @@ def test_half_of_the_contract_is_for_two_domains(monkeypatch: pytest.MonkeyPatch
         part, "check_cases", lambda pool, cases, clock: {"sizes": {c.domain_size for c in cases}}
     )
     emitted: list[dict[str, Any]] = []
-    part.contract("cpu", 8, part.Clock(1.0), emitted.append)
+    part.contract(part.Place("cpu", 8, 8), part.Clock(1.0), emitted.append)
     assert emitted == [{"domains": "1x8", "sizes": {None}}, {"domains": "2x4", "sizes": {4}}]
     assert shares == [2, 1]
+
+
+@pytest.mark.parametrize("name", ["speed", "curve", "latency", "training"])
+def test_ranks_that_share_gpus_are_not_timed(name: str) -> None:
+    emitted: list[dict[str, Any]] = []
+    part.run(name, part.Place("cuda", 8, 2), part.Clock(60.0), emitted.append)
+    (entry,) = emitted
+    assert entry["left_out"].startswith("8 ranks share 2 GPUs")
+
+
+def test_eight_ranks_on_two_gpus_are_clients_of_a_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Daemon(Nothing):
+        environment: dict[str, str]
+
+        def __init__(self, ranks_a_gpu: int) -> None:
+            self.environment = {"RANKS_A_GPU": str(ranks_a_gpu)}
+
+    monkeypatch.setattr(part, "Mps", Daemon)
+    monkeypatch.setattr(part, "RankPool", lambda *args, **how: asked.append((args, how)) or Nothing())
+    with part.Place("cuda", 8, 2).pool():
+        pass
+    assert asked == [((8, "cuda"), {"gpus": 2, "environment": {"RANKS_A_GPU": "4", "FLEXEP_PEER": "1"}})]
 
 
 class Nothing:
     """A pool that is not used."""
 
     def __init__(self, *_: object) -> None: ...
-    def __enter__(self) -> Nothing:
+    def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *_: object) -> None: ...
@@ -142,7 +167,7 @@ def test_parts_say_why_they_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
             pool, [part.replace(case, transport="process") for case in cases], part.Clock(60.0)
         )
         assert plants.NO_WINDOWS in found["left_out"]
-        trained = part.train_on(pool, part.training_config("cpu", 2, "deepep"))
+        trained = part.train_on(pool, part.training_config(HERE, "deepep"))
         assert plants.NO_WINDOWS in trained["left_out"]
 
     def refuse(*_: object) -> None:
@@ -150,10 +175,10 @@ def test_parts_say_why_they_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(side_by_side, "measure", refuse)
     emitted: list[dict[str, Any]] = []
-    part.curve("cpu", 2, part.Clock(1.0), emitted.append)
-    assert emitted == [{"dispatcher": "deepep", "left_out": plants.NO_WINDOWS}]
+    part.run("curve", HERE, part.Clock(1.0), emitted.append)
+    assert emitted == [{"dispatcher": "everybody", "left_out": plants.NO_WINDOWS}]
     text = in_words([Outcome("curve", "done", 1.0, 2.0, found=emitted)])
-    assert f"left out deepep: {plants.NO_WINDOWS}" in text
+    assert f"left out everybody: {plants.NO_WINDOWS}" in text
 
 
 def test_the_report_shows_every_part() -> None:

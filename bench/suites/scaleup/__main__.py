@@ -20,6 +20,7 @@ from pathlib import Path
 
 from bench.suites import record
 from bench.suites.scaleup.boxes import Box, Outcome, run_boxes
+from bench.suites.scaleup.part import Place
 from bench.suites.scaleup.report import in_words, tables, wrong
 from flexep.benchmark.machine import machine_facts, versions
 
@@ -35,14 +36,14 @@ def boxes(parts: list[str], total: float) -> list[Box]:
     return [Box(box.part, round(box.seconds * scale, 1)) for box in BOXES if box.part in parts]
 
 
-def measure(device: str, ranks: int, parts: list[str], total: float) -> list[Outcome]:
+def measure(place: Place, parts: list[str], total: float) -> list[Outcome]:
     """The outcome of every part."""
-    if device == "cuda":
+    if place.device == "cuda":
         os.environ.setdefault("FLEXEP_PEER", "1")  # windows between GPU processes are what this is about
 
     def command(box: Box) -> list[str]:
-        part = "bench.suites.scaleup.part"
-        return [sys.executable, "-m", part, box.part, device, str(ranks), str(box.seconds)]
+        where = [place.device, str(place.ranks), str(place.gpus)]
+        return [sys.executable, "-m", "bench.suites.scaleup.part", box.part, *where, str(box.seconds)]
 
     with tempfile.TemporaryDirectory() as folder:
         return run_boxes(boxes(parts, total), command, Path(folder), total)
@@ -55,13 +56,17 @@ def main() -> int:
     )
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument(
+        "--gpus", type=int, help="fewer than ranks: several on one under MPS, contract test alone"
+    )
     parser.add_argument("--parts", nargs="+", choices=names, default=names)
     parser.add_argument("--seconds", type=float, default=TOTAL, help="of all parts together")
     parser.add_argument("--commit", help="of the measured sources, where they are no git checkout")
     parser.add_argument("--out", type=Path, help="where the JSON file goes")
     parser.add_argument("--table", type=Path, help="where the table goes; it is printed too")
     given = parser.parse_args()
-    outcomes = measure(given.device, given.ranks, given.parts, given.seconds)
+    place = Place(given.device, given.ranks, given.gpus or given.ranks)
+    outcomes = measure(place, given.parts, given.seconds)
     text = "\n\n".join([tables(outcomes), in_words(outcomes)])
     print(text)
     if given.table is not None:

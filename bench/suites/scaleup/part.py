@@ -1,4 +1,4 @@
-"""One part in a process of its own: `python -m bench.suites.scaleup.part NAME DEVICE RANKS SECONDS FILE`.
+"""One part in a process of its own: `python -m bench.suites.scaleup.part NAME DEVICE RANKS GPUS SECONDS FILE`.
 
 Every part writes a JSON line as soon as it knows something, and starts nothing new when its time is nearly over.
 """
@@ -10,7 +10,8 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from flexep.errors import PeerRefused, Unavailable
 from flexep.testing.axes import random_cases
 from flexep.testing.case import Case
 from flexep.testing.check import check_dispatchers
+from flexep.testing.mps import Mps
 from flexep.testing.pool import RankFailed, RankPool
 from flexep.testing.worker import RankContext
 from flexep.training.config import TrainConfig
@@ -35,6 +37,31 @@ CASES = 200  # random conformance cases of each shape of domains, if the time al
 CASE_LIMIT = 2**24  # R * T * K * H of one
 NUM_SMS = (4, 8, 12, 16, 24, 32, 64, 96, 132)
 LATENCY_TOKENS = (1, 8, 64, 128)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where ranks run: on the CPU, or on so many GPUs, several on one if there are fewer."""
+
+    device: str
+    ranks: int
+    gpus: int
+
+    @property
+    def shared(self) -> bool:
+        return self.device == "cuda" and self.gpus < self.ranks
+
+    @contextmanager
+    def pool(self) -> Iterator[RankPool]:
+        """Their processes; several on one GPU under MPS."""
+        if not self.shared:
+            with RankPool(self.ranks, self.device) as pool:
+                yield pool
+            return
+        with Mps(-(-self.ranks // self.gpus)) as mps:
+            environment = {**mps.environment, "FLEXEP_PEER": "1"}
+            with RankPool(self.ranks, self.device, gpus=self.gpus, environment=environment) as pool:
+                yield pool
 
 
 class Clock:
@@ -54,10 +81,11 @@ class Clock:
         return itertools.takewhile(lambda _: self.left(), cases)
 
 
-def contract(device: str, ranks: int, clock: Clock, emit: Emit) -> None:
+def contract(place: Place, clock: Clock, emit: Emit) -> None:
     """Random cases on one-sided dispatchers, as one domain and as two."""
+    ranks = place.ranks
     sizes = [None, ranks // 2] if ranks % 2 == 0 and ranks > 2 else [None]
-    with RankPool(ranks, device) as pool:
+    with place.pool() as pool:
         for number, size in enumerate(sizes):
             domains = f"1x{ranks}" if size is None else f"2x{size}"
             cases = [
@@ -89,59 +117,64 @@ def check_one(ctx: RankContext, case: Case) -> list[str]:
     return [str(mismatch) for mismatch in check_dispatchers(case, ctx.group, list(WINDOWED))]
 
 
-def speed(device: str, ranks: int, clock: Clock, emit: Emit) -> None:
+def speed(place: Place, clock: Clock, emit: Emit) -> None:
     """Both layouts at both sizes: dispatchers, NCCL and the copy engine."""
     cases = (
-        replace(case, baselines=("torch", "copy_engine") if device == "cuda" else ("torch",))
-        for case in side_by_side.grid(device, ranks)
+        replace(case, baselines=("torch", "copy_engine") if place.device == "cuda" else ("torch",))
+        for case in side_by_side.grid(place.device, place.ranks)
         if case.alignment == 16
     )
-    side_by_side.measure(clock.while_left(cases), device, ranks, emit)
+    side_by_side.measure(clock.while_left(cases), place.device, place.ranks, emit)
 
 
-def curve(device: str, ranks: int, clock: Clock, emit: Emit) -> None:
+def curve(place: Place, clock: Clock, emit: Emit) -> None:
     """deepep at every number of multiprocessors; both layouts of a number before the next number."""
-    tokens = 4096 if device == "cuda" else 32
+    tokens = 4096 if place.device == "cuda" else 32
     cases = (
         side_by_side.at(
-            device, ranks, tokens, layout, num_sms=sms, dispatchers=("deepep",), baselines=(), pairs=32
+            place.device,
+            place.ranks,
+            tokens,
+            layout,
+            num_sms=sms,
+            dispatchers=("deepep",),
+            baselines=(),
+            pairs=32,
         )
         for sms in NUM_SMS
         for layout in ("flat", "expert_major")
     )
-    try:
-        side_by_side.measure(clock.while_left(cases), device, ranks, emit)
-    except Unavailable as error:
-        emit({"dispatcher": "deepep", "left_out": str(error)})
+    side_by_side.measure(clock.while_left(cases), place.device, place.ranks, emit)
 
 
-def latency(device: str, ranks: int, clock: Clock, emit: Emit) -> None:
+def latency(place: Place, clock: Clock, emit: Emit) -> None:
     """A few tokens a rank."""
     cases = (
-        side_by_side.at(device, ranks, tokens, layout, baselines=("torch",))
+        side_by_side.at(place.device, place.ranks, tokens, layout, baselines=("torch",))
         for tokens in LATENCY_TOKENS
         for layout in ("flat", "expert_major")
     )
-    side_by_side.measure(clock.while_left(cases), device, ranks, emit)
+    side_by_side.measure(clock.while_left(cases), place.device, place.ranks, emit)
 
 
-def training(device: str, ranks: int, clock: Clock, emit: Emit) -> None:
+def training(place: Place, clock: Clock, emit: Emit) -> None:
     """Steps of a model of two layers on every dispatcher."""
-    with RankPool(ranks, device) as pool:
+    with place.pool() as pool:
         for name in flexep.BACKENDS:
             if not clock.left():
                 return
-            emit({"dispatcher": name, **train_on(pool, training_config(device, ranks, name))})
+            emit({"dispatcher": name, **train_on(pool, training_config(place, name))})
 
 
-def training_config(device: str, ranks: int, dispatcher: str) -> TrainConfig:
+def training_config(place: Place, dispatcher: str) -> TrainConfig:
     """Two layers; on the CPU a small model."""
-    if device == "cpu":
+    ranks = place.ranks
+    if place.device == "cpu":
         return TrainConfig(
             ranks=ranks, dispatcher=dispatcher, steps=2, hidden=32, inner=32, seq=16, batch=ranks
         )
     return TrainConfig(
-        device=device, ranks=ranks, dispatcher=dispatcher, steps=10, hidden=2048, inner=2048, experts=8 * ranks,
+        device=place.device, ranks=ranks, dispatcher=dispatcher, steps=10, hidden=2048, inner=2048, experts=8 * ranks,
         top_k=4, seq=1024, batch=4 * ranks, dtype="bfloat16",
     )  # fmt: skip
 
@@ -164,17 +197,30 @@ def train_rank(ctx: RankContext, config: TrainConfig) -> TrainReport:
     return train(config, group)
 
 
-PARTS: dict[str, Callable[[str, int, Clock, Emit], None]] = {
+PARTS: dict[str, Callable[[Place, Clock, Emit], None]] = {
     "contract": contract, "speed": speed, "curve": curve, "latency": latency, "training": training,
 }  # fmt: skip
+SHARED = ("contract",)  # parts that ranks which share a GPU run
 
 
-def main(part: str, device: str, ranks: str, seconds: str, path: str) -> None:
+def run(part: str, place: Place, clock: Clock, emit: Emit) -> None:
+    """A part, or why it does not run at this place."""
+    if place.shared and part not in SHARED:
+        why = f"{place.ranks} ranks share {place.gpus} GPUs: NCCL refuses that, and times would not be those of links"
+        emit({"dispatcher": "everybody", "left_out": why})
+        return
+    try:
+        PARTS[part](place, clock, emit)
+    except Unavailable as error:
+        emit({"dispatcher": "everybody", "left_out": str(error)})
+
+
+def main(part: str, device: str, ranks: str, gpus: str, seconds: str, path: str) -> None:
     def emit(found: dict[str, Any]) -> None:
         with Path(path).open("a") as file:
             file.write(json.dumps(found, allow_nan=False) + "\n")
 
-    PARTS[part](device, int(ranks), Clock(EARLY * float(seconds)), emit)
+    run(part, Place(device, int(ranks), int(gpus)), Clock(EARLY * float(seconds)), emit)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ def open_inboxes(ctx: RankContext, nbytes: int) -> list[torch.Tensor]:
     inbox = symm_mem.empty(nbytes, dtype=torch.uint8, device=ctx.device)
     assert dist.group.WORLD is not None
     handle = symm_mem.rendezvous(inbox, dist.group.WORLD)
+    # get_remote_tensor, as get_buffer forgets where in its allocation a tensor begins.
     return [
-        inbox if rank == ctx.rank else handle.get_buffer(rank, (nbytes,), torch.uint8)
+        inbox if rank == ctx.rank else handle.get_remote_tensor(rank, (nbytes,), torch.uint8)
         for rank in range(ctx.size)
     ]
 
