@@ -46,10 +46,9 @@ def test_ranks_that_share_a_gpu_each_see_their_part_of_it(
     pool: RankPool, request: pytest.FixtureRequest
 ) -> None:
     """Otherwise the launch of one could take what another waits for."""
-    ranks, gpus = request.node.callspec.params["pool"]
+    _, gpus = request.node.callspec.params["pool"]
     whole = torch.cuda.get_device_properties(0).multi_processor_count
     assert sum(pool.run(multiprocessors)) <= gpus * whole
-    assert ranks == pool.size
 
 
 # -- the contract
