@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 
 from bench.suites import record
-from bench.suites.measured import OPS, Measured
+from bench.suites.measured import OPS, Measured, reach_peers
 from flexep.benchmark.case import BenchCase
 from flexep.benchmark.copy_engine import rows_between
 from flexep.ref import make_plan
@@ -212,6 +212,7 @@ def main() -> int:
     parser.add_argument("--commit", help="of the measured sources, where they are no git checkout")
     parser.add_argument("--out", type=Path, help="where the JSON file goes")
     given = parser.parse_args()
+    reach_peers(given.device)
     base = BenchCase(
         device=given.device, ranks=given.ranks, dispatchers=(given.dispatcher,), baselines=(), hidden=4096,
         tokens=given.tokens, experts=given.experts, top_k=1, fresh=False,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.suites import record, targets
+from bench.suites.measured import reach_peers
 from flexep.benchmark.case import ALL, BenchCase
 from flexep.benchmark.columns import START_TIMEOUT
 from flexep.benchmark.machine import COPY_BYTES, copy_facts, machine_facts, versions
@@ -109,6 +110,7 @@ def main() -> int:
     parser.add_argument("--commit", help="of the measured sources, where they are no git checkout")
     parser.add_argument("--out", type=Path, help="where the JSON file goes")
     given = parser.parse_args()
+    reach_peers(given.device)
     runs: list[Entry] = []
 
     def emit(one: Entry) -> None:

@@ -12,13 +12,13 @@ wrong.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
 from bench.suites import record
+from bench.suites.measured import reach_peers
 from bench.suites.scaleup.boxes import Box, Outcome, run_boxes
 from bench.suites.scaleup.part import Place
 from bench.suites.scaleup.report import in_words, tables, wrong
@@ -38,8 +38,7 @@ def boxes(parts: list[str], total: float) -> list[Box]:
 
 def measure(place: Place, parts: list[str], total: float) -> list[Outcome]:
     """The outcome of every part."""
-    if place.device == "cuda":
-        os.environ.setdefault("FLEXEP_PEER", "1")  # windows between GPU processes are what this is about
+    reach_peers(place.device)
 
     def command(box: Box) -> list[str]:
         where = [place.device, str(place.ranks), str(place.gpus)]

@@ -19,7 +19,7 @@ from flexep.testing.pool import RankFailed, RankPool
 
 TURNS = 4  # on the CPU columns take turns in every operation, so that a neighbour's work slows all alike
 MIN_SAMPLES = 8  # of an operation, whatever the time limit
-MAX_SAMPLES = 64
+MAX_SAMPLES = {"cpu": 64, "cuda": 128}
 START_TIMEOUT = 600.0  # seconds for making inputs and answers, and for anything else that is not timed
 
 
@@ -96,7 +96,7 @@ class Run:
     def _measure(self, column: Column, op: str) -> None:
         if column in self.left_out or (op == PLAN and not self.facts[column].plans):
             return
-        most = self.case.pairs if op == "roundtrip" else min(MAX_SAMPLES, self.case.pairs)
+        most = self.case.pairs if op == "roundtrip" else min(MAX_SAMPLES[self.case.device], self.case.pairs)
         fitting = int(self.case.time_limit / self.pace[column])
         count = math.ceil(max(MIN_SAMPLES, min(most, fitting)) / self.turns)
         kept = self.samples.setdefault((column, op), [])
