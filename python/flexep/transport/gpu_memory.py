@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -57,7 +57,8 @@ class Gpu:
         self._device = self.call("cuDeviceGet", ordinal)
         self.uuid = bytes(self.call("cuDeviceGetUuid", self._device).bytes).hex()
         self._context = self.call("cuDevicePrimaryCtxRetain", self._device)  # torch's own
-        weakref.finalize(self, self.driver.cuDevicePrimaryCtxRelease, self._device).atexit = False
+        release = self.driver.cuDevicePrimaryCtxRelease
+        weakref.finalize(self, _unless_forked, os.getpid(), release, self._device).atexit = False
 
     def call(self, name: str, *arguments: Any) -> Any:
         """What the driver's function returns beside its status."""
@@ -182,7 +183,7 @@ class GpuMapping:
             gpu.call("cuMemMap", self.address, nbytes, 0, handle, 0)
             undo.callback(driver.cuMemUnmap, self.address, nbytes)
             gpu.call("cuMemSetAccess", self.address, nbytes, [gpu.access()], 1)
-            self._release = weakref.finalize(self, _let_go, gpu, undo.pop_all(), os.getpid())
+            self._release = weakref.finalize(self, _unless_forked, os.getpid(), _let_go, gpu, undo.pop_all())
             self._release.atexit = False
 
     @contextmanager
@@ -224,9 +225,13 @@ class _GpuBytes:
 _waiting: list[tuple[Gpu, ExitStack]] = []
 
 
-def _let_go(gpu: Gpu, undo: ExitStack, pid: int) -> None:
-    if os.getpid() != pid:  # a forked child has no driver, and the memory is its parent's
-        return
+def _unless_forked(pid: int, act: Callable[..., object], *arguments: Any) -> None:
+    """A forked child has no driver, and what it inherited is its parent's."""
+    if os.getpid() == pid:
+        act(*arguments)
+
+
+def _let_go(gpu: Gpu, undo: ExitStack) -> None:
     _waiting.append((gpu, undo))
     if not is_capturing():
         release_waiting()
