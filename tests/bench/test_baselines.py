@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,19 +25,35 @@ SYMM_MEM = ("symm_mem", "all_to_all_vdev_2d")
 BUFFER, ELASTIC = ("deep_ep", "Buffer"), ("deep_ep", "ElasticBuffer")
 
 
+def fake_libraries(folder: str) -> None:
+    fakes.symmetric_memory()
+    fakes.deep_ep()
+    fakes.shared_inboxes(folder)
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, RankPool]]:
+    """Two and three ranks that have everything."""
+    folders = {ranks: str(tmp_path_factory.mktemp(f"of-{ranks}")) for ranks in (2, 3)}
+    made = {ranks: RankPool(ranks, setup=partial(fake_libraries, where)) for ranks, where in folders.items()}
+    yield made
+    for pool in made.values():
+        pool.close()
+
+
 def measured(
-    case: BenchCase, column: Column, setup: Callable[[], None]
+    case: BenchCase, column: Column, pools: dict[int, RankPool]
 ) -> list[dict[str, tuple[float, float]]]:
     """Bytes by message of every rank, after all checks passed."""
-    with RankPool(case.ranks, setup=setup) as pool:
-        pool.run(rank.start, case)
-        pool.run(rank.call, "open", column)
-        assert pool.run(rank.call, "check", column) == [[]] * case.ranks
-        for _, wrong in pool.run(rank.call, "chain", column, case.steps + 2):
-            assert wrong == []
-        sent = pool.run(rank.call, "sent", column)
-        pool.run(rank.call, "close")
-        return sent
+    pool = pools[case.ranks]
+    pool.run(rank.start, case)
+    pool.run(rank.call, "open", column)
+    assert pool.run(rank.call, "check", column) == [[]] * case.ranks
+    for _, wrong in pool.run(rank.call, "chain", column, case.steps + 2):
+        assert wrong == []
+    sent = pool.run(rank.call, "sent", column)
+    pool.run(rank.call, "close")
+    return sent
 
 
 @pytest.mark.parametrize(
@@ -49,8 +65,8 @@ def measured(
     ],
     ids=["fresh", "cached", "gaps"],
 )
-def test_symm_mem_is_right_and_sends_a_row_a_slot(case: BenchCase) -> None:
-    sent = measured(case, SYMM_MEM, fakes.symmetric_memory)
+def test_symm_mem_is_right_and_sends_a_row_a_slot(pools: dict[int, RankPool], case: BenchCase) -> None:
+    sent = measured(case, SYMM_MEM, pools)
     row = case.hidden * case.world.dtype.itemsize
     for one in sent:
         assert one["dispatch.rows"] == one["combine.rows"]
@@ -68,8 +84,10 @@ def test_symm_mem_is_right_and_sends_a_row_a_slot(case: BenchCase) -> None:
     ],
     ids=["fresh", "cached", "flat", "no wait"],
 )
-def test_deep_ep_is_right_and_sends_a_row_a_rank(column: Column, case: BenchCase) -> None:
-    sent = measured(case, column, fakes.deep_ep)
+def test_deep_ep_is_right_and_sends_a_row_a_rank(
+    pools: dict[int, RankPool], column: Column, case: BenchCase
+) -> None:
+    sent = measured(case, column, pools)
     want = sum(map(sum, crossing_bytes(case, 0)))
     if case.steps == 1:
         assert sum(one["dispatch.rows"][0] for one in sent) == want
@@ -77,9 +95,9 @@ def test_deep_ep_is_right_and_sends_a_row_a_rank(column: Column, case: BenchCase
 
 
 @pytest.mark.parametrize("routing", ["uniform", "next_rank", "W4", "W6"])
-def test_the_copy_engine_moves_the_bytes_that_must_cross(tmp_path: Path, routing: str) -> None:
+def test_the_copy_engine_moves_the_bytes_that_must_cross(pools: dict[int, RankPool], routing: str) -> None:
     case = replace(SMALL, ranks=3, routing=routing)
-    sent = measured(case, REFERENCE, partial(fakes.shared_inboxes, str(tmp_path)))
+    sent = measured(case, REFERENCE, pools)
     want = [crossing_bytes(case, step) for step in range(case.steps)]
     for r, one in enumerate(sent):
         assert one["dispatch.bytes"][0] == sum(sum(bytes_RR[r]) for bytes_RR in want) / case.steps

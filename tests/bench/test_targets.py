@@ -49,6 +49,19 @@ def test_targets(fields: dict[str, Any], gb_s: float, want: list[str] | None) ->
     assert targets.reached(row(**fields), crossing, None) is None
 
 
+def test_must_is_faster_than_every_other_library_of_the_run() -> None:
+    others = [
+        row(library="deep_ep", median_us=230.0), row(library="torch", median_us=900.0),
+        row(library="deep_ep", median_us=100.0, layout="expert_major"), row(library="copy_engine", median_us=150.0),
+        row(dispatcher="alltoall", median_us=120.0),
+    ]  # fmt: skip
+    crossing, copy = {"dispatch": 58.5e6}, copied(392.0)
+    assert targets.fastest_other(row(), others) == 230.0
+    assert targets.reached(row(median_us=235.0), crossing, copy, 230.0) == []
+    assert targets.reached(row(median_us=225.0), crossing, copy, 230.0) == ["must"]
+    assert targets.fastest_other(row(), []) == float("inf")
+
+
 def test_published_figures_are_beside_rows_of_the_same_operation() -> None:
     found = targets.beside_published(row(ranks=8, median_us=1000.0), {"dispatch": 288e6})
     assert {each["op"] for each in found} == {"dispatch"}
