@@ -12,7 +12,7 @@ import flexep
 from flexep.config import WINDOWED
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
-from flexep.transport.window import OPS
+from flexep.transport._window import OPS
 
 SHAPE = {"num_experts": 9, "hidden": 64, "top_k": 3, "max_tokens": 40}
 Rows = list[torch.Tensor]

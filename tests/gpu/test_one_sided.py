@@ -10,7 +10,7 @@ import torch
 import flexep
 from flexep.testing.case import Case
 from flexep.testing.check import check_dispatchers
-from flexep.transport.window import DeviceWindow
+from flexep.transport.device_window import DeviceWindow
 
 pytestmark = pytest.mark.gpu
 SHAPE = {"num_experts": 9, "hidden": 64, "top_k": 3, "max_tokens": 40}

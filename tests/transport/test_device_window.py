@@ -17,8 +17,10 @@ from torch.distributed import HashStore
 import flexep
 from flexep._native.window import WindowShape
 from flexep.errors import CollectiveMismatch, PeerLost, Timeout, Unavailable, WindowBroken, WindowBusy
-from flexep.transport import window
-from flexep.transport.window import OPS, DeviceWindow, WindowCollectives, make_window
+from flexep.transport import device_window
+from flexep.transport._window import OPS
+from flexep.transport.device_window import DeviceWindow
+from flexep.transport.window import WindowCollectives, make_window
 from tests.transport.fake_driver import FakeDriver, OnGpu
 from tests.transport.held import window_mappings
 
@@ -52,7 +54,7 @@ def windows(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(window, "DeviceWindows", WrittenDown)
+    monkeypatch.setattr(device_window, "DeviceWindows", WrittenDown)
     store = HashStore()
 
     def open_as(rank: int) -> DeviceWindow:

@@ -1,0 +1,83 @@
+"""Windows in GPU memory: ranks live on one GPU, or are processes whose GPUs reach each other. Nothing waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from flexep._native.window import Collect, Deliver, DeviceWindows, WindowShape
+from flexep.errors import WindowBroken
+from flexep.group import Group
+from flexep.transport._window import Window, count, number_of, record_bytes_of
+from flexep.transport.collectives import Traffic
+from flexep.transport.window_memory import WindowMemory, open_windows
+
+
+class DeviceWindow(Window):
+    """Windows in GPU memory: of ranks that live on one GPU, or of processes whose GPUs reach each other. Operations are
+    enqueued on the current stream, and nothing waits."""
+
+    def __init__(self, group: Group, shape: WindowShape, timeout: float) -> None:
+        super().__init__(group, shape, timeout)
+        memory = open_windows(group, shape.nbytes, timeout)
+        self._memory: WindowMemory | None = memory
+        self._windows = DeviceWindows(shape, memory.addresses, group.hosted, group.device)
+        # Whatever stream the first operation is on, it finds zeros.
+        torch.cuda.current_stream(group.device).synchronize()
+        self._calls: dict[str, tuple[int, int]] = {}  # calls so far, and bytes of a record (0: rows)
+
+    def publish(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
+        self._check_board(ints)
+        self._begin(op, 0)
+        out = [one.new_empty((self.group.size, one.numel())) for one in ints]
+        self._windows.publish(ints, out, number_of(op), self.timeout)
+        return out
+
+    def exchange_records(
+        self,
+        sends: Sequence[torch.Tensor],
+        send_R: Sequence[torch.Tensor],
+        recvs: Sequence[torch.Tensor],
+        recv_R: Sequence[torch.Tensor],
+        op: str,
+    ) -> None:
+        self._begin(op, record_bytes_of(sends[0]))
+        self._windows.exchange_records(sends, send_R, recvs, recv_R, number_of(op), self.timeout)
+
+    def deliver(self, args: Sequence[Deliver], op: str) -> None:
+        self._begin(op, 0)
+        self._windows.deliver(args, number_of(op), self.timeout)
+
+    def collect(self, args: Sequence[Collect], op: str) -> None:
+        self._begin(op, 0)
+        self._windows.collect(args, number_of(op), self.timeout)
+
+    def registered(self, rank: int, dtype: torch.dtype) -> torch.Tensor:
+        return self._registered(self._alive().view(rank), dtype)
+
+    def traffic(self) -> dict[str, Traffic]:
+        moved = self._windows.moved.sum(0).tolist()
+        out = {}
+        for op, (calls, record_bytes) in self._calls.items():
+            out[op] = Traffic(calls=calls)
+            count(out[op], moved[number_of(op)], record_bytes)
+        return out
+
+    def raise_met(self) -> None:
+        fault = self._windows.fault()
+        if fault is not None:
+            raise self._error(fault.status, fault)
+
+    def close(self) -> None:
+        self._memory = None
+
+    def _alive(self) -> WindowMemory:
+        if self._memory is None:
+            raise WindowBroken("this window was closed")
+        return self._memory
+
+    def _begin(self, op: str, record_bytes: int) -> None:
+        self._alive()
+        self.raise_met()
+        self._calls[op] = (self._calls.get(op, (0, 0))[0] + 1, record_bytes)
