@@ -11,7 +11,7 @@ padding included; of combine, the expert rows that it reads and the sums that it
 measured once for each number of multiprocessors, on shapes made for it: tokens that all cross and arrive once, tokens
 that all stay and arrive K times, and a single token. Nothing is fitted to the shapes that are judged. Plans are kept,
 so that rows alone are timed. Exit codes: 0 every shape is near the model, 1 some shape is further away than the
-tolerance, 2 the rates could not be measured.
+tolerance or wrong, 2 nothing could be measured.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from functools import cache
 from pathlib import Path
 
 from bench.suites import record
-from bench.suites.measured import OPS, Measured, reach_peers
+from bench.suites.measured import OPS, Measured, WrongResult, reach_peers
 from flexep.benchmark.case import BenchCase
 from flexep.benchmark.copy_engine import rows_between
 from flexep.ref import make_plan
+from flexep.testing.pool import RankFailed
 
 TOLERANCE = 0.15
 HIDDEN = (2048, 2880, 4096, 5120)
@@ -221,9 +222,9 @@ def main() -> int:
     try:
         with Measured(given.device, given.ranks) as measure:
             rates, judged = run(base, num_sms, measure, list(shapes(base))[: given.shapes])
-    except TooFewTokens as error:
+    except (TooFewTokens, RankFailed, WrongResult) as error:
         print(error, file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, WrongResult) else 2
     print(report(rates, judged, given.tolerance))
     if given.out is not None:
         speeds = [

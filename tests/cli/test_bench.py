@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 from functools import partial
@@ -10,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from flexep.benchmark import run as driver
 from flexep.benchmark import sweep
 from flexep.benchmark.case import ALL, BenchCase
-from flexep.cli._bench_report import BAR, bar, name_of
-from flexep.cli._bench_sweep import curves
+from flexep.cli._bench_plot import plot_bench
+from flexep.cli._bench_report import BAR, bar, name_of, show
+from flexep.cli._bench_sweep import curves, plot_sweep, show_sweep
 from flexep.cli.main import app
 from flexep.testing.pool import RankPool
 from tests.bench import plants
@@ -163,6 +166,67 @@ def test_a_dispatcher_that_cannot_run_here(
         ]  # fmt: skip
     else:
         assert f"dispatchers = 'deepep': {plants.NO_WINDOWS}" in result.stderr
+
+
+def as_on_gpus(run: dict[str, Any]) -> dict[str, Any]:
+    """A result with what only GPUs fill in: one row's ratio and host time are there, another's are not."""
+    engine = {"median_us": 10.0, "remote_bytes": 100, "bytes_per_second": 1e7}
+    beside = {"library": "flexep", "dispatcher": "alltoall", "op": "dispatch", "what": "gemm", "ratio": 1.07}
+    for i, row in enumerate(run.get("results", ())):
+        row.update(sms=24 if i % 2 else None, host_us=31.0 if i % 2 else None)
+        row["ratio_to_copy_engine"] = 0.83 if i % 2 else None
+    out = {"library": "deep_ep", "dispatcher": "Buffer", "reason": "no [such] module"}
+    return {
+        **run,
+        "copy_engine": dict.fromkeys(("dispatch", "combine"), engine),
+        "beside": [beside],
+        "left_out": [out],
+    }
+
+
+def test_what_gpus_fill_in_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    assert runner.invoke(app, ["bench", *TINY.split(), "--json", str(path)]).exit_code == 0
+    result = as_on_gpus(json.loads(path.read_text()))
+    out = Console(record=True, width=160, file=io.StringIO())
+    show(result, out)
+    text = out.export_text()
+    for said in (
+        "SMs",
+        "24",
+        "31",
+        "of copy engine",
+        "0.83",
+        "dispatch 0.01 ms",
+        "gemm beside alltoall dispatch: 1.07x",
+    ):
+        assert said in text, said
+    assert "left out deep_ep.Buffer: no [such] module" in text
+    plot_bench(tmp_path / "bench.png", result)
+
+
+def test_a_sweep_shows_the_copy_engine_and_products_beside(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    assert (
+        runner.invoke(app, ["bench", *TINY.split(), "--sweep", "num_sms=8,24", "--json", str(path)]).exit_code
+        == 0
+    )
+    found = json.loads(path.read_text())
+    found["runs"] = [as_on_gpus(one) for one in found["runs"]]
+    out = Console(record=True, width=160, file=io.StringIO())
+    show_sweep(found, out)
+    text = out.export_text()
+    for said in (
+        "num_sms",
+        "copy_engine",
+        "gemm, times as long as alone beside",
+        "alltoall dispatch",
+        "1.07",
+    ):
+        assert said in text, said
+    must_cross = found["runs"][0]["must_cross_bytes"]["dispatch"]
+    assert curves(found, "dispatch")["copy_engine"] == dict.fromkeys((8, 24), must_cross / 10.0 / 1e3)
+    plot_sweep(tmp_path / "sweep.png", found)
 
 
 def test_bars_have_the_length_of_their_share() -> None:

@@ -11,6 +11,7 @@ from flexep.cli._plot import pyplot
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 Curve = dict[int, float]  # value of the swept option -> GB/s
 
@@ -45,9 +46,26 @@ def show_sweep(result: dict[str, Any], out: Console) -> None:
         for name, curve in curves(result, op).items():
             table.add_row(f"  {name}", *(f"{curve[v]:.3g}" if v in curve else "" for v in values))
         out.print(table, "")
+    if any(one["beside"] for one in result["runs"]):
+        out.print(_beside_table(result), "")
     for one in result["runs"][:1]:
         show_left_out(one, out)
     show_verdict(result, out)
+
+
+def _beside_table(result: dict[str, Any]) -> Table:
+    """How many times as long products take beside each operation as alone."""
+    from rich.table import Table
+
+    first = result["runs"][0]["beside"]
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column(f"[bold]{first[0]['what']}[/bold], times as long as alone beside", no_wrap=True)
+    for value in result["sweep"]["values"]:
+        table.add_column(str(value), justify="right")
+    for i, one in enumerate(first):
+        ratios = (f"{run['beside'][i]['ratio']:.2f}" for run in result["runs"])
+        table.add_row(f"  {name_of(one)} {one['op']}", *ratios)
+    return table
 
 
 def plot_sweep(path: Path, result: dict[str, Any]) -> None:
