@@ -19,13 +19,6 @@ with open(sys.argv[1], "w") as file:
 """
 
 
-def test_a_part_that_overruns_is_cut_and_keeps_what_it_said(tmp_path: Path) -> None:
-    began = time.monotonic()
-    outcome = run_box(Box("slow", 6.0), [sys.executable, "-c", LOOP], tmp_path)
-    assert time.monotonic() - began < 60
-    assert (outcome.state, outcome.found) == ("cut", [{"a": 1}])  # the line that was cut is not there
-
-
 def test_a_cut_part_leaves_no_process_behind(tmp_path: Path) -> None:
     grandchild = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {LOOP!r}, sys.argv[1] + '.x']); "
     script = grandchild + "open(sys.argv[1], 'w').write('{\"pid\": %d}\\n' % p.pid); p.wait()"
@@ -44,6 +37,22 @@ def runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_part_that_is_cut_keeps_what_it_said_and_closes_what_it_opened(tmp_path: Path) -> None:
+    script = f"""
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit("cut"))
+try:
+    exec({LOOP!r})
+finally:
+    open(sys.argv[1] + ".closed", "w")
+"""
+    began = time.monotonic()
+    outcome = run_box(Box("closing", 8.0), [sys.executable, "-c", script], tmp_path)
+    assert time.monotonic() - began < 60
+    assert (outcome.state, outcome.found) == ("cut", [{"a": 1}])  # the line that was cut is not there
+    assert (tmp_path / "closing.jsonl.closed").exists()
 
 
 def test_a_part_that_fails_says_why_and_the_next_one_runs(tmp_path: Path) -> None:

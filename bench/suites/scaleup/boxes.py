@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 EARLY = 0.85  # of its box after which a part starts nothing new
+GRACE_SECONDS = 15.0  # between asking a part that overran to end, and ending it
 LAST_LINES = 12  # of what a failed part printed
 
 
@@ -67,7 +68,11 @@ def run_box(box: Box, command: Sequence[str], folder: Path) -> Outcome:
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process that leads a session, and whatever is left of the session."""
+    """Ends a process that leads a session, with some seconds to stop daemons of its own, and then whatever is left of
+    the session."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_SECONDS)
     with contextlib.suppress(ProcessLookupError):  # all have ended by themselves
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

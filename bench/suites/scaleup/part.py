@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -220,6 +221,7 @@ def main(part: str, device: str, ranks: str, gpus: str, seconds: str, path: str)
         with Path(path).open("a") as file:
             file.write(json.dumps(found, allow_nan=False) + "\n")
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("cut"))  # an exception: pools and daemons are closed
     run(part, Place(device, int(ranks), int(gpus)), Clock(EARLY * float(seconds)), emit)
 
 

@@ -25,6 +25,7 @@ from flexep.testing.worker import RankContext
 MAX_LOCAL_EXPERTS = 16  # tiles of its kernel
 MAX_RANKS = 32
 HEAP_SLACK = 1 << 28  # bytes for what NVSHMEM keeps for itself
+NVSHMEM = {"NVSHMEM_REMOTE_TRANSPORT": "none", "NVSHMEM_DISABLE_NVLS": "1"}  # one host, no multicast
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,11 @@ class SymmMem(Library):
         import torch.distributed._symmetric_memory as symm_mem
 
         world, nbytes = self.world, (2 * send_rows + recv_rows) * self._row_bytes
-        os.environ.setdefault("NVSHMEM_SYMMETRIC_SIZE", str(nbytes + HEAP_SLACK))
+        for name, value in NVSHMEM.items():
+            os.environ.setdefault(name, value)
+        os.environ.setdefault(
+            "NVSHMEM_SYMMETRIC_SIZE", str(2 * nbytes + HEAP_SLACK)
+        )  # the copy engine's are there too
         if symm_mem.get_backend(ctx.device) != "NVSHMEM":
             symm_mem.set_backend("NVSHMEM")
         group = dist.group.WORLD
