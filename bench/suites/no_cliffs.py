@@ -94,12 +94,13 @@ def _rows(case: BenchCase) -> dict[str, int]:
     plan = make_plan(world, case.topk_idx(world, 0))
     there = rows_between(plan)
     if world.layout == "flat":
-        arrive = [p.num_recv for p in plan.ranks]
+        arrive = read = [p.num_recv for p in plan.ranks]
     else:
         arrive = [int(p.padded_counts.sum()) for p in plan.ranks]
-    read = [int(p.counts.sum()) + len(home) for p, home in zip(plan.ranks, plan.token_row, strict=True)]
+        read = [int(p.counts.sum()) for p in plan.ranks]
+    home = [rows + len(token_row) for rows, token_row in zip(read, plan.token_row, strict=True)]
     link = max(*map(sum, there), *map(sum, zip(*there, strict=True)))
-    return {"link": link, "dispatch": max(arrive), "combine": max(read)}
+    return {"link": link, "dispatch": max(arrive), "combine": max(home)}
 
 
 def model_us(load: Load, rates: Rates) -> float:

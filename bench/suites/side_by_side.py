@@ -3,7 +3,8 @@
     python -m bench.suites.side_by_side --device cuda --ranks 2 --out bench/results/ep2-h200.json
 
 bf16, H = 7168, E = 256, K = 8, static capacity, fresh plans: both layouts at T = 4096 and 8192, and expert-major at
-alignment 128. With `--device cpu` the shapes are small. Exit code 1 if a result was wrong.
+alignment 128. Our dispatchers may take 24 multiprocessors, 64 for expert-major rows below eight ranks. With `--device
+cpu` the shapes are small. Exit code 1 if a result was wrong.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from flexep.cli._bench_report import name_of
 from flexep.testing.pool import RankPool
 
 SLACK = 1.04  # rows of a static buffer over those expected
+NUM_SMS = {"flat": 24, "expert_major": 64}  # of our dispatchers; others take what they choose
+MANY_RANKS = 8  # from here on the link is the limit in both layouts
 Entry = dict[str, Any]
 
 
@@ -39,7 +42,9 @@ def capacity_for(tokens: int, top_k: int, experts: int, ranks: int, alignment: i
 def at(device: str, ranks: int, tokens: int, layout: str, alignment: int = 16, **change: Any) -> BenchCase:
     """The case of the targets at so many tokens; on the CPU rows and experts are few."""
     hidden, experts, top_k = (7168, 256, 8) if device == "cuda" else (64, 8 * ranks, 2)
+    num_sms = NUM_SMS["flat" if ranks >= MANY_RANKS else layout] if device == "cuda" else None
     asked: dict[str, Any] = {
+        "num_sms": num_sms,
         "baselines": ALL if device == "cuda" else ("torch",), "time_limit": 6.0 if device == "cuda" else 0.1,
         "capacity": capacity_for(tokens, top_k, experts, ranks, alignment), "pairs": 128 if device == "cuda" else 8,
     }  # fmt: skip

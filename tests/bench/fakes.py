@@ -104,10 +104,6 @@ class Buffer:
     def __init__(self, group: Any, nvl_bytes: int, rdma_bytes: int, explicitly_destroy: bool) -> None:
         assert nvl_bytes > 0
 
-    @classmethod
-    def set_num_sms(cls, num_sms: int) -> None:
-        cls.num_sms = num_sms
-
     @staticmethod
     def get_dispatch_config(ranks: int) -> Any:
         return SimpleNamespace(get_nvl_buffer_size_hint=lambda row_bytes, ranks: row_bytes * ranks)

@@ -80,7 +80,7 @@ def test_symm_mem_is_right_and_sends_a_row_a_slot(pools: dict[int, RankPool], ca
         SMALL,
         replace(SMALL, fresh=False, routing="W6"),
         replace(SMALL, layout="flat", mode="capacity"),
-        replace(SMALL, mode="capacity", capacity=4.0, tokens=3, experts=8, num_sms=8),
+        replace(SMALL, mode="capacity", capacity=4.0, tokens=3, experts=8),
     ],
     ids=["fresh", "cached", "flat", "no wait"],
 )
@@ -143,7 +143,6 @@ def test_orders_of_rows_that_come_in_any() -> None:
         (SYMM_MEM, {"routing": "W5"}, "it needs as many experts on every rank"),
         (BUFFER, {"ranks": 3}, "3 ranks: on one host it takes 2, 4, 8"),
         (BUFFER, {"hidden": 8192}, "hidden 8192: it takes at most 8176"),
-        (BUFFER, {"num_sms": 7}, "7 SMs: it takes an even number"),
         (ELASTIC, {"hidden": 64}, "hidden 64: it combines multiples of 256"),
         (ELASTIC, {"dtype": "fp32"}, "it combines bf16, not fp32"),
         (BUFFER, {"weights": "combine"}, "its combine multiplies no weights"),

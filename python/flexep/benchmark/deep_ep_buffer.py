@@ -84,8 +84,6 @@ class DeepEPBuffer(Library):
         self.world = world = replace(
             case.world, capacity=None, alignment=1, layout=self.layout, domain_size=None
         )
-        if case.num_sms is not None:
-            Buffer.set_num_sms(case.num_sms)
         self.sms = Buffer.num_sms
         row_bytes = world.hidden * world.dtype.itemsize
         configs = [get(ctx.size) for get in (Buffer.get_dispatch_config, Buffer.get_combine_config)]
@@ -102,8 +100,6 @@ class DeepEPBuffer(Library):
             return f"{case.ranks} ranks: on one host it takes {', '.join(map(str, RANKS))}"
         if case.hidden > MAX_HIDDEN:
             return f"hidden {case.hidden}: it takes at most {MAX_HIDDEN}"
-        if case.num_sms is not None and case.num_sms % 2:
-            return f"{case.num_sms} SMs: it takes an even number"
         return refused(case)
 
     def plan(self, step: int) -> None:

@@ -69,7 +69,7 @@ class DeepEPElastic(Library):
             dist.group.WORLD, num_max_tokens_per_rank=world.max_tokens, hidden=world.hidden,
             num_topk=world.top_k, explicitly_destroy=True,
         )  # fmt: skip
-        self.sms = case.num_sms or self._buffer.get_theoretical_num_sms(world.num_experts, world.top_k)
+        self.sms = self._buffer.get_theoretical_num_sms(world.num_experts, world.top_k)
         expanded = self.layout == "expert_major"
         self._how = {
             "num_experts": world.num_experts, "num_max_tokens_per_rank": world.max_tokens,
