@@ -16,11 +16,11 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-WindowShape make_shape(int ranks, int domain_size, int slots, int pull_tokens, int push_tokens,
+WindowShape make_shape(int ranks, int domain_size, int slices, int slots, int pull_tokens, int push_tokens,
                        int pull_row_bytes, int push_row_bytes, int mail_bytes, int board_ints,
                        int registered_rows) {
-  return {{ranks, domain_size}, slots,      pull_tokens, push_tokens,    pull_row_bytes,
-          push_row_bytes,       mail_bytes, board_ints,  registered_rows};
+  return {{ranks, domain_size}, slices,         slots,      pull_tokens, push_tokens,
+          pull_row_bytes,       push_row_bytes, mail_bytes, board_ints,  registered_rows};
 }
 
 Arrivals make_arrivals(Address token, Address base, Address rows, int top_k) {
@@ -79,8 +79,8 @@ PublishArgs make_publish(Address ints, int count, Address all) {
 
 void bind_args(py::module_& m) {
   py::class_<WindowShape>(m, "WindowShape")
-      .def(py::init(&make_shape), py::kw_only(), py::arg("ranks"), py::arg("domain_size"), py::arg("slots"),
-           py::arg("pull_tokens"), py::arg("push_tokens"), py::arg("pull_row_bytes"),
+      .def(py::init(&make_shape), py::kw_only(), py::arg("ranks"), py::arg("domain_size"), py::arg("slices"),
+           py::arg("slots"), py::arg("pull_tokens"), py::arg("push_tokens"), py::arg("pull_row_bytes"),
            py::arg("push_row_bytes"), py::arg("mail_bytes"), py::arg("board_ints"),
            py::arg("registered_rows"))
       .def_property_readonly("bytes", [](const WindowShape& s) { return WindowLayout(s).bytes; })

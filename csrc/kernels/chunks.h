@@ -4,6 +4,7 @@
 
 #include "base/hd.h"
 #include "base/math.h"
+#include "proto/window.h"
 
 namespace flexep {
 
@@ -11,36 +12,68 @@ struct Range {
   int begin, end;
 };
 
-/// The part of an ascending list of tokens, list[range), that lies in chunk `chunk` of `size` tokens.
-FLEXEP_HD Range in_chunk(const std::int32_t* list, Range range, int chunk, int size) {
-  const auto lower = [&](long long token) {
-    int low = range.begin, high = range.end;
-    while (low < high) {
-      const int middle = low + (high - low) / 2;
-      if (list[middle] < token)
-        low = middle + 1;
-      else
-        high = middle;
-    }
-    return low;
-  };
-  const long long first = static_cast<long long>(chunk) * size;
-  return {lower(first), lower(first + size)};
+/// How one slice of a window cuts a sequence (tokens, or bytes of records) into its chunks: chunk c of slice s holds
+/// elements [first(c), first(c) + size), and all slices together hold all.
+struct Cut {
+  int size, slices, slice;
+
+  /// Chunks of this slice.
+  FLEXEP_HD constexpr int chunks(std::int64_t elements) const {
+    const auto all = static_cast<int>(ceil_div(elements, static_cast<std::int64_t>(size)));
+    return all <= slice ? 0 : ceil_div(all - slice, slices);
+  }
+  FLEXEP_HD constexpr std::int64_t first(int chunk) const {
+    return (static_cast<std::int64_t>(chunk) * slices + slice) * size;
+  }
+  /// The elements of a chunk, of a sequence of `elements`.
+  FLEXEP_HD constexpr Range range(int chunk, int elements) const {
+    const auto begin = static_cast<int>(first(chunk));
+    return {begin, elements - begin < size ? elements : begin + size};
+  }
+};
+
+FLEXEP_HD constexpr Cut pull_cut(const WindowLayout& layout) {
+  return {layout.shape.pull_tokens, layout.shape.slices, layout.slice};
+}
+FLEXEP_HD constexpr Cut push_cut(const WindowLayout& layout) {
+  return {layout.shape.push_tokens, layout.shape.slices, layout.slice};
+}
+
+/// The first place in list[range), which ascends, whose token is not below `token`. Lanes that search together have
+/// their own.
+template <class Lanes>
+FLEXEP_HD int first_from(const Lanes&, const std::int32_t* list, Range range, std::int64_t token) {
+  while (range.begin < range.end) {
+    const int middle = range.begin + (range.end - range.begin) / 2;
+    if (list[middle] < token)
+      range.begin = middle + 1;
+    else
+      range.end = middle;
+  }
+  return range.begin;
+}
+
+/// The part of an ascending list of tokens, list[range), that lies in a chunk.
+template <class Lanes>
+FLEXEP_HD Range in_chunk(const Lanes& lanes, const std::int32_t* list, Range range, const Cut& cut,
+                         int chunk) {
+  range.begin = first_from(lanes, list, range, cut.first(chunk));
+  return {range.begin, first_from(lanes, list, range, cut.first(chunk) + cut.size)};
 }
 
 /// The largest number of chunks of any rank.
-FLEXEP_HD int most_chunks(const std::int32_t* tokens_of, int ranks, int size) {
+FLEXEP_HD int most_chunks(const std::int32_t* tokens_of, int ranks, const Cut& cut) {
   int most = 0;
   for (int r = 0; r < ranks; ++r) most = tokens_of[r] > most ? tokens_of[r] : most;
-  return ceil_div(most, size);
+  return cut.chunks(most);
 }
 
 /// A lane's share of a range.
-template <class Team>
-FLEXEP_HD Range share(const Team& team, Range range) {
+template <class Lanes>
+FLEXEP_HD Range share(const Lanes& lanes, Range range) {
   const long long n = range.end - range.begin;
-  return {static_cast<int>(range.begin + n * team.rank() / team.size()),
-          static_cast<int>(range.begin + n * (team.rank() + 1) / team.size())};
+  return {static_cast<int>(range.begin + n * lanes.rank() / lanes.size()),
+          static_cast<int>(range.begin + n * (lanes.rank() + 1) / lanes.size())};
 }
 
 }  // namespace flexep

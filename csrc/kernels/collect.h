@@ -9,7 +9,6 @@
 #pragma once
 #include "kernels/args.h"
 #include "kernels/chunks.h"
-#include "proto/exchange.h"
 #include "proto/relay.h"
 
 namespace flexep {
@@ -31,28 +30,33 @@ FLEXEP_HD PushTo push_to(const Topology& topology, int me, int home) {
 }
 
 /// Expert side: reduces my rows of each chunk to one partial sum a token and pushes it towards the token's home.
-template <class Mem, class Team, class Row>
-FLEXEP_HD Status push_partials(Exchange<Mem, Team>& exchange, const CollectArgs& args, Row& row) {
-  const WindowLayout& layout = exchange.layout();
-  const int R = layout.shape.topology.ranks, me = exchange.rank(), C = layout.shape.push_tokens;
+template <class Crew, class Row>
+FLEXEP_HD Status push_partials(Crew& crew, const CollectArgs& args, Row& row) {
+  const WindowLayout& layout = crew.layout();
+  const Cut cut = push_cut(layout);
+  const int R = layout.shape.topology.ranks, me = crew.rank();
   const auto row_bytes = static_cast<std::size_t>(args.hidden * size_of(args.wire));
   const Arrivals& list = args.arrivals;
-  for (int chunk = 0, most = most_chunks(args.tokens_of, R, C); chunk < most; ++chunk) {
+  for (int chunk = 0, most = most_chunks(args.tokens_of, R, cut); chunk < most; ++chunk) {
     for (int step = 0; step < R; ++step) {
       const int home = (me + step) % R;
-      if (chunk >= ceil_div(args.tokens_of[home], C)) continue;
+      if (chunk >= cut.chunks(args.tokens_of[home])) continue;
       const PushTo to = push_to(layout.shape.topology, me, home);
-      const Status status = exchange.claim(to.channel, to.line, chunk);
+      const Status status = crew.step(
+          [&](auto& exchange) { return exchange.claim(to.channel, to.line, chunk); },
+          [&](auto& mem, const auto& lanes) {
+            const Range all = in_chunk(lanes, list.token, {list.base[home], list.base[home + 1]}, cut, chunk);
+            const Range mine = share(lanes, all);
+            for (int j = mine.begin; j < mine.end; ++j) {
+              const auto in_slot = static_cast<int>(list.token[j] - cut.first(chunk));
+              const std::size_t at = to.channel == Channel::push
+                                         ? layout.push_row(to.ring, chunk, in_slot)
+                                         : layout.relay_push_row(to.ring, chunk, in_slot);
+              row.partial(j, j + 1 < mine.end ? j + 1 : -1, mem.target(to.owner, at, row_bytes));
+            }
+          },
+          [&](auto& exchange) { exchange.announce(to.channel, to.line, chunk); });
       if (status != Status::arrived) return status;
-      const Range all = in_chunk(list.token, {list.base[home], list.base[home + 1]}, chunk, C);
-      const Range mine = share(exchange.team(), all);
-      for (int j = mine.begin; j < mine.end; ++j) {
-        const int token = list.token[j] - chunk * C;
-        const std::size_t at = to.channel == Channel::push ? layout.push_row(to.ring, chunk, token)
-                                                           : layout.relay_push_row(to.ring, chunk, token);
-        row.partial(j, j + 1 < mine.end ? j + 1 : -1, exchange.mem().target(to.owner, at, row_bytes));
-      }
-      exchange.ready(to.channel, to.line, chunk);
     }
   }
   return Status::arrived;
@@ -60,43 +64,43 @@ FLEXEP_HD Status push_partials(Exchange<Mem, Team>& exchange, const CollectArgs&
 
 /// Relay: adds the partial sums of my domain for the sources on my rail, my own rank among them, rounds, and pushes one
 /// row a token home.
-template <class Mem, class Team, class Row>
-FLEXEP_HD Status relay_partials(Exchange<Mem, Team>& exchange, const CollectArgs& args, Row& row) {
-  const WindowLayout& layout = exchange.layout();
+template <class Crew, class Row>
+FLEXEP_HD Status relay_partials(Crew& crew, const CollectArgs& args, Row& row) {
+  const WindowLayout& layout = crew.layout();
   const Topology& topology = layout.shape.topology;
-  const int me = exchange.rank(), C = layout.shape.push_tokens, S = topology.domain_size;
+  const Cut cut = push_cut(layout);
+  const int me = crew.rank(), S = topology.domain_size;
   const auto row_bytes = static_cast<std::size_t>(args.hidden * size_of(args.wire));
   const Relayed& list = args.relayed;
   const int top_k = args.arrivals.top_k;
-  for (int chunk = 0, most = most_chunks(args.tokens_of, topology.ranks, C); chunk < most; ++chunk) {
+  for (int chunk = 0, most = most_chunks(args.tokens_of, topology.ranks, cut); chunk < most; ++chunk) {
     for (int step = 0; step < topology.domains(); ++step) {
       const int domain = (topology.domain(me) + step) % topology.domains();
       const int home = topology.rank_of(domain, topology.index(me)),
-                chunks = ceil_div(args.tokens_of[home], C);
+                chunks = cut.chunks(args.tokens_of[home]);
       if (chunk >= chunks) continue;
-      const auto add_domain = [&] {
-        const Range all = in_chunk(list.token, {list.base[domain], list.base[domain + 1]}, chunk, C);
-        const Range mine = share(exchange.team(), all);
+      const auto add_domain = [&](auto& mem, const auto& lanes) {
+        const Range all = in_chunk(lanes, list.token, {list.base[domain], list.base[domain + 1]}, cut, chunk);
+        const Range mine = share(lanes, all);
         for (int q = mine.begin; q < mine.end; ++q) {
-          const int token = list.token[q] - chunk * C;
+          const auto in_slot = static_cast<int>(list.token[q] - cut.first(chunk));
           const void* terms[kMaxTopK];
           int count = 0;
           for (int k = 0; k < top_k; ++k) {
             const int index = list.members[static_cast<long long>(q) * top_k + k];
             if (index >= 0)
               terms[count++] =
-                  exchange.mem().view(me, layout.relay_push_row(domain * S + index, chunk, token), row_bytes);
+                  mem.view(me, layout.relay_push_row(domain * S + index, chunk, in_slot), row_bytes);
           }
-          row.domain_sum(
-              terms, count,
-              exchange.mem().target(home, layout.push_row(topology.domain(me), chunk, token), row_bytes));
+          row.domain_sum(terms, count,
+                         mem.target(home, layout.push_row(topology.domain(me), chunk, in_slot), row_bytes));
         }
       };
       const auto in = [&](int index) {
         return topology.from_relay(home, topology.rank_of(topology.domain(me), index));
       };
       const auto out = [&](int) { return Topology::direct(me, home); };
-      const Status status = relay_chunk(exchange, Channel::relay_push, S, in, Channel::push, 1, out, chunk,
+      const Status status = relay_chunk(crew, Channel::relay_push, S, in, Channel::push, 1, out, chunk,
                                         chunk + 1 == chunks, add_domain);
       if (status != Status::arrived) return status;
     }
@@ -105,40 +109,49 @@ FLEXEP_HD Status relay_partials(Exchange<Mem, Team>& exchange, const CollectArgs
 }
 
 /// Home: once a chunk has come from everybody who pushes to me, adds each token's terms in ascending order.
-template <class Mem, class Team, class Row>
-FLEXEP_HD Status add_home(Exchange<Mem, Team>& exchange, const CollectArgs& args, Row& row) {
-  const WindowLayout& layout = exchange.layout();
+template <class Crew, class Row>
+FLEXEP_HD Status add_home(Crew& crew, const CollectArgs& args, Row& row) {
+  const WindowLayout& layout = crew.layout();
   const Topology& topology = layout.shape.topology;
-  const int me = exchange.rank(), C = layout.shape.push_tokens, T = args.tokens_of[me],
-            top_k = args.arrivals.top_k;
+  const Cut cut = push_cut(layout);
+  const int me = crew.rank(), T = args.tokens_of[me], top_k = args.arrivals.top_k;
   const bool flat = topology.domains() == 1;
   const int writers = flat ? topology.ranks : topology.domains();
   const auto row_bytes = static_cast<std::size_t>(args.hidden * size_of(args.wire));
   const auto line = [&](int writer) {
     return Topology::direct(me, flat ? writer : topology.rank_of(writer, topology.index(me)));
   };
-  for (int chunk = 0, chunks = ceil_div(T, C); chunk < chunks; ++chunk) {
-    for (int writer = 0; writer < writers; ++writer) {
-      const Status status = exchange.arrive(Channel::push, line(writer), chunk);
-      if (status != Status::arrived) return status;
-    }
-    const int first = chunk * C;
-    const Range mine = share(exchange.team(), {first, T < first + C ? T : first + C});
-    for (int token = mine.begin; token < mine.end; ++token) {
-      const void* terms[kMaxTopK];
-      int from[kMaxTopK], count = 0;
-      for (int k = 0; k < top_k; ++k) {
-        const int rank = args.home_rank[static_cast<long long>(token) * top_k + k];
-        if (rank < 0) break;
-        const int ring = flat ? rank : topology.domain(rank);
-        if (!flat && count > 0 && from[count - 1] == ring) continue;  // its domain has added it already
-        from[count] = ring;
-        terms[count++] = exchange.mem().view(me, layout.push_row(ring, chunk, token - first), row_bytes);
-      }
-      row.home(token, terms, from, count);
-    }
-    for (int writer = 0; writer < writers; ++writer)
-      exchange.release(Channel::push, line(writer), chunk, chunk + 1 == chunks);
+  for (int chunk = 0, chunks = cut.chunks(T); chunk < chunks; ++chunk) {
+    const Status status = crew.step(
+        [&](auto& exchange) {
+          for (int writer = 0; writer < writers; ++writer) {
+            const Status status = exchange.arrive(Channel::push, line(writer), chunk);
+            if (status != Status::arrived) return status;
+          }
+          return Status::arrived;
+        },
+        [&](auto& mem, const auto& lanes) {
+          const Range mine = share(lanes, cut.range(chunk, T));
+          for (int token = mine.begin; token < mine.end; ++token) {
+            const void* terms[kMaxTopK];
+            int from[kMaxTopK], count = 0;
+            for (int k = 0; k < top_k; ++k) {
+              const int rank = args.home_rank[static_cast<long long>(token) * top_k + k];
+              if (rank < 0) break;
+              const int ring = flat ? rank : topology.domain(rank);
+              if (!flat && count > 0 && from[count - 1] == ring) continue;  // its domain has added it already
+              from[count] = ring;
+              terms[count++] = mem.view(
+                  me, layout.push_row(ring, chunk, static_cast<int>(token - cut.first(chunk))), row_bytes);
+            }
+            row.home(token, terms, from, count);
+          }
+        },
+        [&](auto& exchange) {
+          for (int writer = 0; writer < writers; ++writer)
+            exchange.release(Channel::push, line(writer), chunk, chunk + 1 == chunks);
+        });
+    if (status != Status::arrived) return status;
   }
   return Status::arrived;
 }

@@ -3,50 +3,57 @@
 // Every source offers chunk after chunk of its rows in its own window; the ranks of its domain read them there. For
 // other domains the relay on its rail reads a row once and offers it again inside its domain.
 //
-// `Row` (host_rows.h, or a kernel's) says what is done with a row: place(j, row, next) at received row j, pad().
+// `Row` (host_rows.h, or a kernel's) says what is done with a row: place(j, row, next) at received row j. Rows of `out` that no
+// row comes to are the caller's to clear.
 #pragma once
 #include "kernels/args.h"
 #include "kernels/chunks.h"
-#include "proto/exchange.h"
 #include "proto/relay.h"
 
 namespace flexep {
 
 /// Source: puts my chunks into my window and offers each to the ranks of my domain and to the relays on my rail.
-template <class Mem, class Team>
-FLEXEP_HD Status offer_rows(Exchange<Mem, Team>& exchange, const DeliverArgs& args) {
-  const Topology& topology = exchange.topology();
-  const WindowShape& shape = exchange.layout().shape;
-  const int me = exchange.rank(), C = shape.pull_tokens, T = args.tokens_of[me];
+template <class Crew>
+FLEXEP_HD Status offer_rows(Crew& crew, const DeliverArgs& args) {
+  const WindowLayout& layout = crew.layout();
+  const Topology& topology = layout.shape.topology;
+  const Cut cut = pull_cut(layout);
+  const int me = crew.rank(), T = args.tokens_of[me], chunks = cut.chunks(T);
   const auto row_bytes = static_cast<std::size_t>(args.hidden * size_of(args.dtype));
   const auto reads = [&](int peer) {
     return peer != me &&
            (topology.domain(peer) == topology.domain(me) || topology.index(peer) == topology.index(me));
   };
-  for (int chunk = 0; chunk < ceil_div(T, C); ++chunk) {
+  const auto each_reader = [&](const auto& await) {
     for (int peer = 0; peer < topology.ranks; ++peer) {
       if (!reads(peer)) continue;
-      const Status status = exchange.claim(Channel::pull, Topology::direct(me, peer), chunk);
+      const Status status = await(Topology::direct(me, peer));
       if (status != Status::arrived) return status;
     }
-    if (!args.registered[me]) {
-      const int first = chunk * C, end = T < first + C ? T : first + C;
-      const Range mine = share(exchange.team(), {first, end});
-      for (int t = mine.begin; t < mine.end; ++t)
-        exchange.mem().put(me, exchange.layout().pull_row(chunk, t - first),
-                           static_cast<const char*>(args.x) + t * row_bytes, row_bytes);
-    }
-    exchange.settle();
-    for (int peer = 0; peer < topology.ranks; ++peer)
-      if (reads(peer)) exchange.announce(Channel::pull, Topology::direct(me, peer), chunk);
-  }
-  if (!args.registered[me] || T == 0) return Status::arrived;
-  for (int peer = 0; peer < topology.ranks; ++peer) {  // x is the caller's again once everybody has read it
-    if (!reads(peer)) continue;
-    const Status status = exchange.emptied(Channel::pull, Topology::direct(me, peer));
+    return Status::arrived;
+  };
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    const Status status = crew.step(
+        [&](auto& exchange) {
+          return each_reader([&](const Line& line) { return exchange.claim(Channel::pull, line, chunk); });
+        },
+        [&](auto& mem, const auto& lanes) {
+          if (args.registered[me]) return;
+          const Range mine = share(lanes, cut.range(chunk, T));
+          for (int t = mine.begin; t < mine.end; ++t)
+            mem.put(me, layout.pull_row(chunk, static_cast<int>(t - cut.first(chunk))),
+                    static_cast<const char*>(args.x) + t * row_bytes, row_bytes);
+        },
+        [&](auto& exchange) {
+          for (int peer = 0; peer < topology.ranks; ++peer)
+            if (reads(peer)) exchange.announce(Channel::pull, Topology::direct(me, peer), chunk);
+        });
     if (status != Status::arrived) return status;
   }
-  return Status::arrived;
+  if (!args.registered[me] || chunks == 0) return Status::arrived;
+  return crew.only_wait([&](auto& exchange) {  // x is the caller's again once everybody has read it
+    return each_reader([&](const Line& line) { return exchange.emptied(Channel::pull, line); });
+  });
 }
 
 /// Where a source's chunk can be read by this rank, and through which words it is handed over.
@@ -65,77 +72,85 @@ FLEXEP_HD PullFrom pull_from(const Topology& topology, int me, int source) {
 }
 
 /// Destination: takes every row of mine out of each chunk, once, and places its copies.
-template <class Mem, class Team, class Row>
-FLEXEP_HD Status place_rows(Exchange<Mem, Team>& exchange, const DeliverArgs& args, Row& row) {
-  const WindowLayout& layout = exchange.layout();
-  const int R = layout.shape.topology.ranks, me = exchange.rank(), C = layout.shape.pull_tokens;
+template <class Crew, class Row>
+FLEXEP_HD Status place_rows(Crew& crew, const DeliverArgs& args, Row& row) {
+  const WindowLayout& layout = crew.layout();
+  const Cut cut = pull_cut(layout);
+  const int R = layout.shape.topology.ranks, me = crew.rank();
   const auto row_bytes = static_cast<std::size_t>(args.hidden * size_of(args.dtype));
   const Arrivals& list = args.arrivals;
-  row.pad(exchange.team());
-  for (int chunk = 0, most = most_chunks(args.tokens_of, R, C); chunk < most; ++chunk) {
+  for (int chunk = 0, most = most_chunks(args.tokens_of, R, cut); chunk < most; ++chunk) {
     for (int step = 0; step < R; ++step) {
-      const int source = (me + step) % R, chunks = ceil_div(args.tokens_of[source], C);
+      const int source = (me + step) % R, chunks = cut.chunks(args.tokens_of[source]);
       if (chunk >= chunks) continue;
       const PullFrom from = pull_from(layout.shape.topology, me, source);
-      if (source != me) {
-        const Status status = exchange.arrive(from.channel, from.line, chunk);
-        if (status != Status::arrived) return status;
-      }
-      const auto at = [&](int j) -> const void* {
-        const int token = list.token[j];
-        if (source == me) return static_cast<const char*>(args.x) + token * row_bytes;
-        std::size_t place = args.registered[source] && from.relay_domain < 0
-                                ? layout.registered_row(token)
-                                : layout.pull_row(chunk, token - chunk * C);
-        if (from.relay_domain >= 0)
-          place = layout.relay_pull_row(from.relay_domain, chunk, token - chunk * C);
-        return exchange.mem().view(from.owner, place, row_bytes);
+      const auto place_of = [&](int token) {
+        const auto in_slot = static_cast<int>(token - cut.first(chunk));
+        if (from.relay_domain >= 0) return layout.relay_pull_row(from.relay_domain, chunk, in_slot);
+        return args.registered[source] ? layout.registered_row(token) : layout.pull_row(chunk, in_slot);
       };
-      const Range all = in_chunk(list.token, {list.base[source], list.base[source + 1]}, chunk, C);
-      const Range mine = share(exchange.team(), all);
-      const void* next = mine.begin < mine.end ? at(mine.begin) : nullptr;
-      for (int j = mine.begin; j < mine.end; ++j) {
-        const void* const now = next;
-        next = j + 1 < mine.end ? at(j + 1) : nullptr;
-        row.place(j, now, next);
-      }
-      if (source != me) exchange.release(from.channel, from.line, chunk, chunk + 1 == chunks);
+      const Status status = crew.step(
+          [&](auto& exchange) {
+            return source == me ? Status::arrived : exchange.arrive(from.channel, from.line, chunk);
+          },
+          [&](auto& mem, const auto& lanes) {
+            const auto at = [&](int j) -> const void* {
+              const int token = list.token[j];
+              if (source == me) return static_cast<const char*>(args.x) + token * row_bytes;
+              return mem.view(from.owner, place_of(token), row_bytes);
+            };
+            const Range all =
+                in_chunk(lanes, list.token, {list.base[source], list.base[source + 1]}, cut, chunk);
+            const Range mine = share(lanes, all);
+            const void* next = mine.begin < mine.end ? at(mine.begin) : nullptr;
+            for (int j = mine.begin; j < mine.end; ++j) {
+              const void* const now = next;
+              next = j + 1 < mine.end ? at(j + 1) : nullptr;
+              row.place(j, now, next);
+            }
+          },
+          [&](auto& exchange) {
+            if (source != me) exchange.release(from.channel, from.line, chunk, chunk + 1 == chunks);
+          });
+      if (status != Status::arrived) return status;
     }
   }
   return Status::arrived;
 }
 
 /// Relay: pulls each row that my domain needs from the sources on my rail, once, and offers it inside the domain.
-template <class Mem, class Team>
-FLEXEP_HD Status relay_rows(Exchange<Mem, Team>& exchange, const DeliverArgs& args) {
-  const WindowLayout& layout = exchange.layout();
+template <class Crew>
+FLEXEP_HD Status relay_rows(Crew& crew, const DeliverArgs& args) {
+  const WindowLayout& layout = crew.layout();
   const Topology& topology = layout.shape.topology;
-  const int me = exchange.rank(), C = layout.shape.pull_tokens;
+  const Cut cut = pull_cut(layout);
+  const int me = crew.rank();
   const auto row_bytes = static_cast<std::size_t>(args.hidden * size_of(args.dtype));
   const Relayed& list = args.relayed;
-  for (int chunk = 0, most = most_chunks(args.tokens_of, topology.ranks, C); chunk < most; ++chunk) {
+  for (int chunk = 0, most = most_chunks(args.tokens_of, topology.ranks, cut); chunk < most; ++chunk) {
     for (int step = 1; step < topology.domains(); ++step) {
       const int domain = (topology.domain(me) + step) % topology.domains();
       const int source = topology.rank_of(domain, topology.index(me)),
-                chunks = ceil_div(args.tokens_of[source], C);
+                chunks = cut.chunks(args.tokens_of[source]);
       if (chunk >= chunks) continue;
-      const auto forward = [&] {
-        const Range all = in_chunk(list.token, {list.base[domain], list.base[domain + 1]}, chunk, C);
-        const Range mine = share(exchange.team(), all);
+      const auto forward = [&](auto& mem, const auto& lanes) {
+        const Range all = in_chunk(lanes, list.token, {list.base[domain], list.base[domain + 1]}, cut, chunk);
+        const Range mine = share(lanes, all);
         for (int q = mine.begin; q < mine.end; ++q) {
           const int token = list.token[q];
-          const std::size_t from = args.registered[source] ? layout.registered_row(token)
-                                                           : layout.pull_row(chunk, token - chunk * C);
-          exchange.mem().put(me, layout.relay_pull_row(domain, chunk, token - chunk * C),
-                             exchange.mem().view(source, from, row_bytes), row_bytes);
+          const auto in_slot = static_cast<int>(token - cut.first(chunk));
+          const std::size_t from =
+              args.registered[source] ? layout.registered_row(token) : layout.pull_row(chunk, in_slot);
+          mem.put(me, layout.relay_pull_row(domain, chunk, in_slot), mem.view(source, from, row_bytes),
+                  row_bytes);
         }
       };
       const auto in = [&](int) { return Topology::direct(me, source); };
       const auto out = [&](int index) {
         return topology.from_relay(source, topology.rank_of(topology.domain(me), index));
       };
-      const Status status = relay_chunk(exchange, Channel::pull, 1, in, Channel::relay_pull,
-                                        topology.domain_size, out, chunk, chunk + 1 == chunks, forward);
+      const Status status = relay_chunk(crew, Channel::pull, 1, in, Channel::relay_pull, topology.domain_size,
+                                        out, chunk, chunk + 1 == chunks, forward);
       if (status != Status::arrived) return status;
     }
   }

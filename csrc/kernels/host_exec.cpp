@@ -171,12 +171,21 @@ std::vector<Report> HostWindows::deliver(const std::vector<DeliverArgs>& args, i
   for (std::size_t i = 0; i < args.size(); ++i) {
     run.add(i, lanes, [&rows = args[i], &topology](auto& exchange) {
       HostPlace place(rows, topology.ranks);
-      place_rows(exchange, rows, place);
+      place.pad(exchange.team());
+      TeamCrew crew(exchange);
+      place_rows(crew, rows, place);
       place.finish();
     });
-    if (topology.ranks > 1) run.add(i, 1, [&rows = args[i]](auto& exchange) { offer_rows(exchange, rows); });
+    if (topology.ranks > 1)
+      run.add(i, 1, [&rows = args[i]](auto& exchange) {
+        TeamCrew crew(exchange);
+        offer_rows(crew, rows);
+      });
     if (topology.domains() > 1)
-      run.add(i, 1, [&rows = args[i]](auto& exchange) { relay_rows(exchange, rows); });
+      run.add(i, 1, [&rows = args[i]](auto& exchange) {
+        TeamCrew crew(exchange);
+        relay_rows(crew, rows);
+      });
   }
   return run.finish();
 }
@@ -189,16 +198,15 @@ std::vector<Report> HostWindows::collect(const std::vector<CollectArgs>& args, i
     const auto with_rows = [&rows = args[i], tokens = args[i].tokens_of[ranks_[i]->rank]](const auto& role) {
       return [&rows, tokens, role](auto& exchange) {
         HostAdd add(rows, tokens);
-        role(exchange, rows, add);
+        TeamCrew crew(exchange);
+        role(crew, rows, add);
         add.finish();
       };
     };
-    run.add(i, lanes,
-            with_rows([](auto& exchange, auto& rows, auto& add) { push_partials(exchange, rows, add); }));
-    run.add(i, 1, with_rows([](auto& exchange, auto& rows, auto& add) { add_home(exchange, rows, add); }));
+    run.add(i, lanes, with_rows([](auto& crew, auto& rows, auto& add) { push_partials(crew, rows, add); }));
+    run.add(i, 1, with_rows([](auto& crew, auto& rows, auto& add) { add_home(crew, rows, add); }));
     if (topology.domains() > 1)
-      run.add(i, 1,
-              with_rows([](auto& exchange, auto& rows, auto& add) { relay_partials(exchange, rows, add); }));
+      run.add(i, 1, with_rows([](auto& crew, auto& rows, auto& add) { relay_partials(crew, rows, add); }));
   }
   return run.finish();
 }

@@ -1,14 +1,15 @@
 // Records of a few words between all ranks: what travels beside rows, and counts.
 #pragma once
 #include "kernels/args.h"
+#include "kernels/chunks.h"
 #include "proto/barrier.h"
 #include "proto/exchange.h"
 
 namespace flexep {
 
-/// Chunks that `count` records take through a mail ring, whose chunk holds at least one record.
-FLEXEP_HD int mail_chunks(const WindowShape& shape, std::int64_t count, std::int64_t record_bytes) {
-  return static_cast<int>(ceil_div(count * record_bytes, static_cast<std::int64_t>(shape.mail_bytes)));
+/// How records are cut: bytes of a list in one rank's order. A chunk holds at least one record.
+FLEXEP_HD constexpr Cut mail_cut(const WindowLayout& layout) {
+  return {layout.shape.mail_bytes, layout.shape.slices, layout.slice};
 }
 
 /// Bytes that precede each rank's part of a list of records in rank order.
@@ -18,29 +19,39 @@ FLEXEP_HD std::int64_t bytes_before(const std::int32_t* splits, int rank, std::i
   return records * record_bytes;
 }
 
+/// A lane's share of a chunk: bytes from its first, in pieces of 16 where they divide.
+template <class Lanes>
+FLEXEP_HD Range share_bytes(const Lanes& lanes, const Cut& cut, int chunk, std::int64_t all) {
+  const std::int64_t left = all - cut.first(chunk), bytes = left < cut.size ? left : cut.size;
+  const Range pieces = share(lanes, {0, static_cast<int>(ceil_div(bytes, std::int64_t{16}))});
+  return {16 * pieces.begin, static_cast<int>(bytes < 16 * pieces.end ? bytes : 16 * pieces.end)};
+}
+
 template <class Mem, class Team>
 FLEXEP_HD Status send_records(Exchange<Mem, Team>& exchange, const RecordArgs& args) {
-  const WindowShape& shape = exchange.layout().shape;
-  const int R = shape.topology.ranks, me = exchange.rank();
+  const WindowLayout& layout = exchange.layout();
+  const Cut cut = mail_cut(layout);
+  const int R = layout.shape.topology.ranks, me = exchange.rank();
   bool more = true;
   for (int chunk = 0; more; ++chunk) {
     more = false;
     for (int step = 1; step < R; ++step) {
       const int peer = (me + step) % R;
-      if (chunk >= mail_chunks(shape, args.send_splits[peer], args.record_bytes)) continue;
+      const std::int64_t all = args.send_splits[peer] * args.record_bytes;
+      if (chunk >= cut.chunks(all)) continue;
       more = true;
       const Line line = Topology::direct(me, peer);
       const Status status = exchange.claim(Channel::mail, line, chunk);
       if (status != Status::arrived) return status;
-      const std::int64_t done = static_cast<std::int64_t>(chunk) * shape.mail_bytes;
-      const std::int64_t all = args.send_splits[peer] * args.record_bytes;
-      if (exchange.team().rank() == 0)
-        exchange.mem().put(
-            peer, exchange.layout().mail_slot(me, chunk),
-            static_cast<const char*>(args.send) + bytes_before(args.send_splits, peer, args.record_bytes) +
-                done,
-            static_cast<std::size_t>(all - done < shape.mail_bytes ? all - done : shape.mail_bytes));
-      exchange.ready(Channel::mail, line, chunk);
+      const Range mine = share_bytes(exchange.team(), cut, chunk, all);
+      if (mine.begin < mine.end)
+        exchange.mem().put(peer, layout.mail_slot(me, chunk) + mine.begin,
+                           static_cast<const char*>(args.send) +
+                               bytes_before(args.send_splits, peer, args.record_bytes) + cut.first(chunk) +
+                               mine.begin,
+                           static_cast<std::size_t>(mine.end - mine.begin));
+      exchange.settle();
+      exchange.announce(Channel::mail, line, chunk);
     }
   }
   return Status::arrived;
@@ -49,31 +60,36 @@ FLEXEP_HD Status send_records(Exchange<Mem, Team>& exchange, const RecordArgs& a
 /// `copy(to, from, bytes)` moves bytes inside this rank; my own records go the same way.
 template <class Mem, class Team, class Copy>
 FLEXEP_HD Status take_records(Exchange<Mem, Team>& exchange, const RecordArgs& args, const Copy& copy) {
-  const WindowShape& shape = exchange.layout().shape;
-  const int R = shape.topology.ranks, me = exchange.rank();
-  char* const recv = static_cast<char*>(args.recv);
-  if (exchange.team().rank() == 0)
-    copy(recv + bytes_before(args.recv_splits, me, args.record_bytes),
-         static_cast<const char*>(args.send) + bytes_before(args.send_splits, me, args.record_bytes),
-         static_cast<std::size_t>(args.send_splits[me] * args.record_bytes));
+  const WindowLayout& layout = exchange.layout();
+  const Cut cut = mail_cut(layout);
+  const int R = layout.shape.topology.ranks, me = exchange.rank();
   bool more = true;
   for (int chunk = 0; more; ++chunk) {
     more = false;
-    for (int step = 1; step < R; ++step) {
-      const int peer = (me + step) % R,
-                chunks = mail_chunks(shape, args.recv_splits[peer], args.record_bytes);
+    for (int step = 0; step < R; ++step) {
+      const int peer = (me + step) % R;
+      const std::int64_t all = args.recv_splits[peer] * args.record_bytes;
+      const int chunks = cut.chunks(all);
       if (chunk >= chunks) continue;
       more = true;
       const Line line = Topology::direct(me, peer);
-      const Status status = exchange.arrive(Channel::mail, line, chunk);
-      if (status != Status::arrived) return status;
-      const std::int64_t done = static_cast<std::int64_t>(chunk) * shape.mail_bytes;
-      const std::int64_t all = args.recv_splits[peer] * args.record_bytes;
-      const auto bytes =
-          static_cast<std::size_t>(all - done < shape.mail_bytes ? all - done : shape.mail_bytes);
-      if (exchange.team().rank() == 0)
-        copy(recv + bytes_before(args.recv_splits, peer, args.record_bytes) + done,
-             exchange.mem().view(me, exchange.layout().mail_slot(peer, chunk), bytes), bytes);
+      if (peer != me) {
+        const Status status = exchange.arrive(Channel::mail, line, chunk);
+        if (status != Status::arrived) return status;
+      }
+      const Range mine = share_bytes(exchange.team(), cut, chunk, all);
+      if (mine.begin < mine.end) {
+        const auto bytes = static_cast<std::size_t>(mine.end - mine.begin);
+        const std::int64_t at = cut.first(chunk) + mine.begin;
+        const void* const from =
+            peer == me ? static_cast<const char*>(args.send) +
+                             bytes_before(args.send_splits, me, args.record_bytes) + at
+                       : exchange.mem().view(me, layout.mail_slot(peer, chunk) + mine.begin, bytes);
+        copy(static_cast<char*>(args.recv) + bytes_before(args.recv_splits, peer, args.record_bytes) + at,
+             from, bytes);
+      }
+      if (peer == me) continue;
+      exchange.settle();
       exchange.release(Channel::mail, line, chunk, chunk + 1 == chunks);
     }
   }

@@ -1,11 +1,13 @@
 // The handshake: the one place that knows words, epochs, orders and credits.
 //
 //   writer                                           reader
-//   claim(chunk)    wait for the slot   (acquire)
-//   put rows ...    (whole team)
-//   ready(chunk)    drain, sync, post   (release) -> arrive(chunk)   wait, sync   (acquire)
+//   claim(chunk)     wait for the slot  (acquire)
+//   put rows ...     (whole team)
+//   settle()         drain, sync
+//   announce(chunk)  post               (release) -> arrive(chunk)   wait, sync   (acquire)
 //                                                    use rows ...    (whole team)
-//   claim(chunk+slots)               (acquire) <-    release(chunk)  sync, post   (release)
+//                                                    settle()        drain, sync
+//   claim(chunk+slots)                  (acquire) <- release(chunk)  post         (release)
 //
 // A push and a pull differ only in where the rows lie: a pusher puts them into the reader's window, an owner puts them
 // into its own and the puller reads them there. Writers and readers are concurrent roles; a rank that did one after the
@@ -44,7 +46,7 @@ struct Operation {
   int rank;
   Epoch epoch;
   int op;            // the caller's number of the operation, below 256
-  Epoch* last_used;  // [kChannels][ranks], see WindowState
+  Epoch* last_used;  // [kChannels][ranks] of the slice, see WindowState
   double seconds;    // how long any one wait may take
 };
 
@@ -56,6 +58,7 @@ class Exchange {
 
   FLEXEP_HD const WindowLayout& layout() const { return layout_; }
   FLEXEP_HD const Topology& topology() const { return layout_.shape.topology; }
+  FLEXEP_HD const Operation& operation() const { return op_; }
   FLEXEP_HD int rank() const { return op_.rank; }
   FLEXEP_HD Mem& mem() const { return mem_; }
   FLEXEP_HD Team& team() const { return team_; }
@@ -87,17 +90,14 @@ class Exchange {
     return static_cast<Status>(team_.broadcast(static_cast<int>(status)));
   }
 
-  /// Writer: says that the chunk is in place, for this line. Everything that the team put before is published.
-  FLEXEP_HD void ready(Channel channel, const Line& line, int chunk) {
-    settle();
-    announce(channel, line, chunk);
-  }
-
-  /// The two halves of `ready`, for a chunk that several readers get: settle once, then announce to each.
+  /// Whole team, after it has put or read: what was put is in place, what was read asynchronously has been read, and the
+  /// leader may say so.
   FLEXEP_HD void settle() {
     mem_.drain();
     team_.sync();
   }
+
+  /// Writer, once its chunk is settled: says that it is in place.
   FLEXEP_HD void announce(Channel channel, const Line& line, int chunk) {
     if (team_.rank() == 0)
       mem_.post(line.peer, layout_.word(ready_word(channel), line.there), signal(chunk + 1));
@@ -110,10 +110,9 @@ class Exchange {
     return static_cast<Status>(team_.broadcast(static_cast<int>(status)));
   }
 
-  /// Reader: gives the slot back. The last chunk of an operation gives everything back, whatever the next one is.
+  /// Reader, once its reads are settled: gives the slot back. The last chunk of an operation gives everything back,
+  /// whatever the next one is.
   FLEXEP_HD void release(Channel channel, const Line& line, int chunk, bool last) {
-    mem_.drain();  // what was read asynchronously has been read
-    team_.sync();
     if (team_.rank() == 0)
       mem_.post(line.peer, layout_.word(free_word(channel), line.there),
                 last ? make_signal(op_.epoch + 1, 0, op_.op) : signal(chunk + 1));

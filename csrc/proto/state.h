@@ -7,7 +7,7 @@
 
 namespace flexep {
 
-/// Followed in memory by `last_used`, [kChannels][ranks].
+/// Followed in memory by `last_used`, [slices][kChannels][ranks]: the epoch in which a line was last written.
 struct WindowState {
   Epoch epoch = 0;            // operations begun
   std::uint32_t boards = 0;   // boards published; its parity chooses the board

@@ -10,9 +10,11 @@
 namespace flexep {
 
 /// What fixes a window's layout. A chunk is a range of source tokens, cut alike on all ranks; a ring holds `slots`
-/// chunks of a line.
+/// chunks of a line. Slices take turns: chunk g of an operation is chunk g / slices of slice g % slices (see Cut). Teams
+/// that share no word and no ring serve them side by side, so a word keeps one writer and one reader.
 struct WindowShape {
   Topology topology;
+  int slices;           // parts of an operation's chunks; each has words and rings of its own
   int slots;            // chunks a ring holds for each line
   int pull_tokens;      // tokens of a chunk of a pull (dispatch)
   int push_tokens;      // tokens of a chunk of a push (combine)
@@ -28,34 +30,50 @@ struct WindowLayout {
       128;  // a writer's array of words shares no cache line with another kind
 
   WindowShape shape;
-  Span<Signal> words[kWordKinds];  // [ranks] each
+  int slice;                       // whose words and rings are meant below
+  Span<Signal> words[kWordKinds];  // [slices][ranks], but `published` and `stopped` are [ranks]
   Span<FaultRecord> faults;        // [ranks], by writer
   Span<std::int32_t> board;  // [2][ranks][board_ints]: two, because a peer may still read the one before
-  Span<char> mail;           // [ranks, by sender][slots][mail_bytes]
-  Span<char> pull;           // [slots][pull_tokens][pull_row_bytes], my own rows
-  Span<char> relay_pull;     // [source domain][slots][pull_tokens][pull_row_bytes]; none with one domain
+  // Each of these [slices] times:
+  Span<char> mail;        // [ranks, by sender][slots][mail_bytes]
+  Span<char> pull;        // [slots][pull_tokens][pull_row_bytes], my own rows
+  Span<char> relay_pull;  // [source domain][slots][pull_tokens][pull_row_bytes]; none with one domain
   Span<char> push;        // [line][slots][push_tokens][push_row_bytes]; by sender, or by domain of the relay
   Span<char> relay_push;  // [source domain * S + index][slots][push_tokens][push_row_bytes]
+  // Once:
   Span<char> registered;  // [registered_rows][pull_row_bytes]
   std::size_t bytes;
 
-  FLEXEP_HD constexpr explicit WindowLayout(const WindowShape& s) : shape(s), bytes(0) {
+  FLEXEP_HD constexpr explicit WindowLayout(const WindowShape& s) : shape(s), slice(0), bytes(0) {
     const auto R = static_cast<std::size_t>(s.topology.ranks);
     const auto D = static_cast<std::size_t>(s.topology.domains());
     const auto slots = static_cast<std::size_t>(s.slots);
-    const std::size_t pull_line = slots * s.pull_tokens * s.pull_row_bytes;
-    const std::size_t push_line = slots * s.push_tokens * s.push_row_bytes;
+    const auto slices = static_cast<std::size_t>(s.slices);
     Cursor cursor;
-    for (auto& word : words) word = cursor.take<Signal>(R, kAlign);
+    for (int kind = 0; kind < kWordKinds; ++kind)
+      words[kind] = cursor.take<Signal>(is_sliced(static_cast<Word>(kind)) ? slices * R : R, kAlign);
     faults = cursor.take<FaultRecord>(R, kAlign);
     board = cursor.take<std::int32_t>(2 * R * s.board_ints, kAlign);
-    mail = cursor.take<char>(R * slots * s.mail_bytes, kAlign);
-    pull = cursor.take<char>(pull_line, kAlign);
-    relay_pull = cursor.take<char>(D > 1 ? D * pull_line : 0, kAlign);
-    push = cursor.take<char>((D > 1 ? D : R) * push_line, kAlign);
-    relay_push = cursor.take<char>(D > 1 ? R * push_line : 0, kAlign);
+    mail = cursor.take<char>(slices * R * slots * s.mail_bytes, kAlign);
+    pull = cursor.take<char>(slices * pull_line_bytes(), kAlign);
+    relay_pull = cursor.take<char>(D > 1 ? slices * D * pull_line_bytes() : 0, kAlign);
+    push = cursor.take<char>(slices * (D > 1 ? D : R) * push_line_bytes(), kAlign);
+    relay_push = cursor.take<char>(D > 1 ? slices * R * push_line_bytes() : 0, kAlign);
     registered = cursor.take<char>(static_cast<std::size_t>(s.registered_rows) * s.pull_row_bytes, kAlign);
     bytes = cursor.bytes(kAlign);
+  }
+
+  /// Seen from slice 0: the same window as the teams of slice `index` use it.
+  FLEXEP_HD constexpr WindowLayout of_slice(int index) const {
+    WindowLayout of = *this;
+    of.slice = index;
+    const auto n = static_cast<std::size_t>(index);
+    for (int kind = 0; kind < kWordKinds; ++kind)
+      if (is_sliced(static_cast<Word>(kind)))
+        of.words[kind].at += n * static_cast<std::size_t>(shape.topology.ranks) * sizeof(Signal);
+    const auto shift = [&](Span<char>& rings) { rings.at += n * (rings.bytes() / shape.slices); };
+    shift(of.mail), shift(of.pull), shift(of.relay_pull), shift(of.push), shift(of.relay_push);
+    return of;
   }
 
   FLEXEP_HD constexpr std::size_t word(Word kind, int index) const {

@@ -1,5 +1,5 @@
 // The table of signal words. Every word lives in the window of the rank that reads it, has one writer and one reader,
-// and stands in an array of `ranks` words.
+// and stands in an array of `ranks` words. Slices (window.h) have arrays of their own, but for published and stopped.
 //
 // | word           | index at the reader        | written by            | says                                           |
 // |----------------|----------------------------|-----------------------|------------------------------------------------|
@@ -57,6 +57,8 @@ FLEXEP_HD constexpr bool is_ready_word(Word word) {
   const int kind = static_cast<int>(word);
   return kind > 0 && kind < 1 + 2 * kChannels && kind % 2 == 1;
 }
+/// Words that each slice of a window has for itself: those of channels.
+FLEXEP_HD constexpr bool is_sliced(Word word) { return word != Word::published && word != Word::stopped; }
 static_assert(is_ready_word(Word::offered) && !is_ready_word(Word::consumed) &&
               !is_ready_word(Word::stopped));
 static_assert(ready_word(Channel::mail) == Word::mailed && free_word(Channel::mail) == Word::mail_credit);

@@ -15,7 +15,7 @@ from tests.cpp.compile import ROOT
 
 @dataclass(frozen=True)
 class Plant:
-    """`right` is an expression, or statements that end with ';'. `seen_in`: a scenario. `seen_as`: its failure."""
+    """`right` is an expression, or statements that end with ';' and perhaps a comment. `seen_in`: a scenario. `seen_as`: its failure."""
 
     name: str
     file: str
@@ -26,7 +26,6 @@ class Plant:
 
 
 SETTLE = "mem_.drain();\n    team_.sync();"
-READ = "mem_.drain();  // what was read asynchronously has been read\n    team_.sync();"
 GIVEN_BACK = "last ? make_signal(op_.epoch + 1, 0, op_.op) : signal(chunk + 1)"
 ARRIVED = "await(ready_word(channel), line.here, signal(chunk + 1), line.peer)"
 ARRIVED_BEFORE = (
@@ -41,19 +40,22 @@ RELAY_LINE = "return {member, domain(source) * domain_size + index(member), sour
 RELAY_LINE_OF_OTHER = "return {member, source, index(member)};"
 RELAY_ARRIVES = """\
 const Status status = exchange.arrive(from, in(i), chunk);
-    if (status != Status::arrived) return status;"""
-RELAY_MOVES = """\
-move();
-  exchange.settle();
-  for (int i = 0; i < num_out; ++i) exchange.announce(to, out(i), chunk);
-  for (int i = 0; i < num_in; ++i) exchange.release(from, in(i), chunk, last);"""
-RELAY_MOVES_LATE = """\
-for (int i = 0; i < num_in; ++i) exchange.release(from, in(i), chunk, last);
-  move();
-  exchange.settle();
-  for (int i = 0; i < num_out; ++i) exchange.announce(to, out(i), chunk);"""
+          if (status != Status::arrived) return status;"""
+RELAY_POSTS = "exchange.release(from, in(i), chunk, last)"
+TEAM_MOVES = """\
+only_move(move);
+    exchange_.settle();
+    post(exchange_);"""
+TEAM_MOVES_LATE = """\
+post(exchange_);
+    only_move(move);
+    exchange_.settle();"""
+GRANTED, MOVED_ALL = "granted_ >= step_", "progress_.moved(mover) < step_"
+MOVED = "mover_.done()"
+HELD_UP = "settle();  // whom the waiter waits for may wait for these"
+NO_MORE = "progress_.granted() == kNoMore"
 
-EXCHANGE, BARRIER, RELAY = "proto/exchange.h", "proto/barrier.h", "proto/relay.h"
+EXCHANGE, BARRIER, RELAY, CREW = "proto/exchange.h", "proto/barrier.h", "proto/relay.h", "proto/crew.h"
 WAIT, WINDOW, TOPOLOGY = "proto/wait.h", "proto/window.h", "proto/topology.h"
 
 PULLED, SUM, BOARD, RECORD = "a pulled row differs", "a sum differs", "a board differs", "a record differs"
@@ -63,11 +65,18 @@ WAIT_FAILED = "a wait failed"  # the protocol itself notices
 PLANTS = [
     Plant("missing drain of a chunk", EXCHANGE, SETTLE, "team_.sync();", "push", SUM),
     Plant("missing team sync after puts", EXCHANGE, SETTLE, "mem_.drain();", "pull", PULLED),
-    Plant("missing team sync after reads", EXCHANGE, READ, "mem_.drain();", "push", SUM),
+    Plant("missing team sync after reads", EXCHANGE, SETTLE, "mem_.drain();", "push", SUM),
     Plant("missing settle of a board", BARRIER, "exchange.settle();", "", "publish", BOARD),
     Plant("early credit: one chunk too many", EXCHANGE, GIVEN_BACK, "signal(chunk + 2)", "push relay", SUM),
     Plant("early credit: all at once", EXCHANGE, GIVEN_BACK, "signal(kMaxChunks)", "records", GROWTH),
-    Plant("early credit of a relay", RELAY, RELAY_MOVES, RELAY_MOVES_LATE, "push relay", SUM),
+    Plant("early credit: before the step", CREW, TEAM_MOVES, TEAM_MOVES_LATE, "push relay", SUM),
+    Plant("a mover goes ahead of its grant", CREW, GRANTED, "granted_ >= step_ - 1", "pull", PULLED),
+    Plant("a poster goes ahead of a mover", CREW, MOVED_ALL, "progress_.moved(mover) < step_ - 1", "push", SUM),
+    Plant("a mover's step said to be done when it was begun", CREW, MOVED, "step_", "push", SUM),
+    Plant("a mover that is held up keeps what it has", CREW, HELD_UP, "", "pull", DEADLOCK),
+    Plant("a poster that never hears of the end", CREW, NO_MORE, "false", "one is killed in a pull", DEADLOCK),
+    Plant("a credit of a relay given for one chunk more", RELAY, RELAY_POSTS,
+          "exchange.release(from, in(i), chunk + 1, last)", "push relay", SUM),
     Plant(
         "reuse of a chunk too soon",
         EXCHANGE,
@@ -170,9 +179,9 @@ def plant_all(to: Path) -> Path:
 
 def choose(right: str, wrongs: list[tuple[int, str]]) -> str:
     """C++ that does what is right, or one of the wrong things if its number is planted."""
-    if not right.endswith(";"):
+    if not right.partition("  //")[0].endswith(";"):
         for number, wrong in wrongs:
             right = f"(planted == {number} ? ({wrong}) : ({right}))"
         return right
     text = "".join(f"if (planted == {number}) {{ {wrong} }}\n    else " for number, wrong in wrongs)
-    return text + f"{{ {right} }}"
+    return text + f"{{ {right}\n}}"

@@ -38,7 +38,9 @@ struct Result {
   std::int64_t stale;
 };
 
-template <class Mem, class Team>
+constexpr Publish kAll = Publish::all, kNothing = Publish::nothing;
+
+template <class Mem, class Team, class Progress = SimProgress<kAll, kAll>>
 Result run(const Scenario& scenario, std::uint64_t seed) {
   const World world(scenario, seed);
   const int R = world.topology().ranks, per_rank = world.teams() * world.lanes;
@@ -46,6 +48,7 @@ Result run(const Scenario& scenario, std::uint64_t seed) {
   std::vector<RankState> ranks;
   std::vector<Gate> meetings;
   std::vector<SimTeam::Shared> teams;
+  std::map<std::pair<int, int>, SimCounts> counts;  // by team and crew
   for (int rank = 0; rank < R; ++rank) {
     ranks.emplace_back(world, rank);
     std::vector<int> of_rank;
@@ -63,9 +66,28 @@ Result run(const Scenario& scenario, std::uint64_t seed) {
     sim.scheduler.spawn([&, lane] {
       const int rank = lane / per_rank;
       Mem mem(sim, rank, lane);
-      Team team(sim, teams[lane / world.lanes], lane);
+      const int number = lane / world.lanes;
+      Team team(sim, teams[number], lane);
+      int crews = 0;  // so far; each has counts of its own
+      const auto with_crew = [&](auto& exchange, const auto& use) {
+        if (!world.split) {
+          TeamCrew crew(exchange);
+          return use(crew);
+        }
+        const int first = number * world.lanes;
+        SimCounts& told = counts.try_emplace({number, crews++}, sim, first, world.lanes).first->second;
+        SimSolo solo(sim, lane);
+        Exchange<Mem, SimSolo> alone(exchange.mem(), solo, exchange.layout(), exchange.operation());
+        SimMover<Mem> mover(sim, rank, lane);
+        Progress progress(told, lane);
+        SplitCrew crew(actor_of(lane - first), alone, mover, mover_lanes(lane - first, world.lanes),
+                       progress);
+        const Status status = use(crew);
+        crew.finish();
+        return status;
+      };
       const auto meet = [&] { meetings[rank].pass([&] { sim.memory.meet(meetings[rank].lanes()); }); };
-      run_lane(world, rank, lane / world.lanes % world.teams(), mem, team, meet, ranks[rank], wrong);
+      run_lane(world, rank, number % world.teams(), mem, team, with_crew, meet, ranks[rank], wrong);
     });
   if (scenario.fate == Fate::one_killed)
     sim.scheduler.ring_at(sim.random.below(400 * R), [&] { sim.kill_rank(world.odd_rank); });
@@ -90,6 +112,8 @@ constexpr Mutant kMutants[] = {
     {"missing acquire", run<NoAcquire, SimTeam>},
     {"missing drain", run<NoDrain, SimTeam>},
     {"missing team sync", run<SimMem, NoSync>},
+    {"missing release of a count", run<SimMem, SimTeam, SimProgress<kNothing, kAll>>},
+    {"missing acquire of a count", run<SimMem, SimTeam, SimProgress<kAll, kNothing>>},
 };
 
 /// Runs a scenario under many seeds and prints its row of the table.

@@ -65,6 +65,8 @@ def test_the_handshake_is_right_under_every_seed(simulator: Path) -> None:
         ("missing acquire", "pull", "a pulled row differs"),
         ("missing drain", "push", "a sum differs"),
         ("missing team sync", "push relay", "a sum differs"),
+        ("missing release of a count", "push", "a sum differs"),
+        ("missing acquire of a count", "pull", "a pulled row differs"),
     ],
 )
 def test_a_mem_or_team_that_breaks_its_promise_is_seen(
@@ -102,7 +104,7 @@ def test_threads_are_clean_under_tsan(threads_under_tsan: Path) -> None:
     assert "push relay: 6 worlds" in done.stdout
 
 
-@pytest.mark.parametrize("plant", ["missing release", "missing team sync"])
+@pytest.mark.parametrize("plant", ["missing release", "missing team sync", "missing release of a count"])
 def test_tsan_reports_a_planted_race(plant: str, threads_under_tsan: Path) -> None:
     done = run_program(threads_under_tsan, "6", plant, TSAN_OPTIONS="halt_on_error=1")
     assert done.returncode == 66, done.stdout + done.stderr
@@ -125,6 +127,8 @@ def test_the_layout_of_the_window_is_as_written_down(tmp_path: Path) -> None:
 
 
 LAYOUT_CHANGES = [
-    ("D > 1 ? R * push_line : 0", "D > 1 ? D * push_line : 0"),
+    ("D > 1 ? slices * R * push_line_bytes() : 0", "D > 1 ? slices * D * push_line_bytes() : 0"),
     ("chunk % shape.slots) * shape.pull_tokens", "chunk) * shape.pull_tokens"),
+    ("n * (rings.bytes() / shape.slices)", "n * rings.bytes()"),
+    ("of.words[kind].at += n *", "of.words[kind].at += 0 * n *"),
 ]

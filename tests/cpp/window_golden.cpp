@@ -73,6 +73,7 @@ constexpr bool is_filled(const WindowLayout& w) {
 }
 
 constexpr WindowLayout flat({.topology = {.ranks = 3, .domain_size = 3},
+                             .slices = 1,
                              .slots = 2,
                              .pull_tokens = 4,
                              .push_tokens = 2,
@@ -96,6 +97,7 @@ static_assert(flat.registered.at == 2816 && flat.registered_row(5) == 2976);
 static_assert(flat.bytes == 3072);
 
 constexpr WindowLayout two({.topology = {.ranks = 4, .domain_size = 2},
+                            .slices = 1,
                             .slots = 3,
                             .pull_tokens = 2,
                             .push_tokens = 5,
@@ -115,6 +117,32 @@ static_assert(two.push.at == 2688 && two.push_row(1, 1, 1) == 4032);
 static_assert(two.relay_push.at == 4608 && two.relay_push_row(3, 2, 4) == 8384);
 static_assert(two.registered.bytes() == 0);
 static_assert(two.bytes == 8448);
+
+/// Two slices: every channel twice, the rest once.
+constexpr WindowLayout sliced({.topology = {.ranks = 4, .domain_size = 2},
+                               .slices = 2,
+                               .slots = 3,
+                               .pull_tokens = 2,
+                               .push_tokens = 5,
+                               .pull_row_bytes = 16,
+                               .push_row_bytes = 64,
+                               .mail_bytes = 32,
+                               .board_ints = 2,
+                               .registered_rows = 7});
+constexpr WindowLayout second = sliced.of_slice(1);
+static_assert(is_apart(sliced) && second.slice == 1 && second.bytes == sliced.bytes);
+static_assert(sliced.words[0].count == 4 && sliced.words[1].count == 8 && sliced.words[11].count == 4);
+static_assert(second.word(Word::published, 3) == sliced.word(Word::published, 3));
+static_assert(second.word(Word::stopped, 3) == sliced.word(Word::stopped, 3));
+static_assert(second.word(Word::mailed, 0) == sliced.word(Word::mailed, 3) + sizeof(Signal));
+static_assert(second.faults.at == sliced.faults.at && second.board.at == sliced.board.at);
+static_assert(second.registered.at == sliced.registered.at && sliced.registered.count == 7 * 16);
+static_assert(second.mail_slot(0, 0) == sliced.mail_slot(3, 2) + 32);
+static_assert(second.pull_row(0, 0) == sliced.pull_row(2, 1) + 16);
+static_assert(second.relay_pull_row(0, 0, 0) == sliced.relay_pull_row(1, 2, 1) + 16);
+static_assert(second.push_row(0, 0, 0) == sliced.push_row(1, 2, 4) + 64);
+static_assert(second.relay_push_row(0, 0, 0) == sliced.relay_push_row(3, 2, 4) + 64);
+static_assert(second.relay_push_row(3, 2, 4) + 64 == sliced.relay_push.at + sliced.relay_push.bytes());
 
 // What lies in windows or beside them is the same for every compiler.
 static_assert(sizeof(FaultRecord) == 48 && offsetof(FaultRecord, want) == 32);

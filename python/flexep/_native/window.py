@@ -26,13 +26,14 @@ MAX_CHUNKS: int = _C.MAX_CHUNKS  # of one operation
 class WindowShape:
     """What fixes the layout of a window, the same on every rank; see csrc/proto/window.h.
 
-    Attributes: `domain_size`: ranks that reach each other directly (all of them: one hop). `slots`: chunks a ring
-    holds. `pull_tokens`, `push_tokens`: tokens of a chunk. `*_row_bytes`: multiples of 16. `mail_bytes`: bytes of a
+    Attributes: `domain_size`: ranks that reach each other directly (all of them: one hop). `slices`: parts that work
+    side by side, with words and rings of their own. `slots`: chunks a ring of a slice holds. `pull_tokens`, `push_tokens`: tokens of a chunk. `*_row_bytes`: multiples of 16. `mail_bytes`: bytes of a
     chunk of records. `board_ints`: integers a rank may publish at once. `registered_rows`: rows of x for zero copy.
     """
 
     ranks: int
     domain_size: int
+    slices: int
     slots: int
     pull_tokens: int
     push_tokens: int

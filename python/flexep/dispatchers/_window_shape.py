@@ -47,6 +47,7 @@ def window_shape(config: DispatcherConfig, hop_size: int) -> WindowShape:
     return WindowShape(
         ranks=R,
         domain_size=hop_size,
+        slices=1,
         slots=SLOTS,
         pull_tokens=tokens[0],
         push_tokens=tokens[1],

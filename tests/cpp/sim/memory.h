@@ -148,9 +148,35 @@ class Memory {
   }
   /// What a lane learns from a sync.
   void go(int lane, int leader) { learn(lanes_[lane], lanes_[leader].knows); }
-  /// Everybody learns what everybody knows, as when threads are joined.
+  /// What a lane passes on with a count that it sets: what it knows, and what it has drained so far.
+  struct Handover {
+    Knowledge knows;
+    std::vector<std::size_t> puts;  // in handed_
+  };
+  Handover hand_over(int lane) {
+    Lane& me = lanes_[lane];
+    ++me.knows[lane];
+    Handover handover{me.knows, {}};
+    for (Put& put : me.drained) {
+      handover.puts.push_back(handed_.size());
+      handed_.push_back(std::move(put));
+    }
+    me.drained.clear();
+    return handover;
+  }
+  void take_over(int lane, const Handover& handover) {
+    learn(lanes_[lane], handover.knows);
+    for (const std::size_t put : handover.puts) lanes_[lane].drained.push_back(handed_[put]);
+  }
+  void end_views(int lane) { come(lane, lane); }
+
+  /// Everybody learns what everybody knows, as when threads are joined: what they have drained is in place.
   void meet(const std::vector<int>& lanes) {
     Knowledge all(clocks_);
+    for (int lane : lanes) {
+      for (const Put& put : lanes_[lane].drained) land(put, put.clock, put.tick);
+      lanes_[lane].drained.clear();
+    }
     for (int lane : lanes) learn(all, lanes_[lane].knows);
     for (int lane : lanes) learn(lanes_[lane].knows, all);
   }
@@ -261,7 +287,7 @@ class Memory {
     int kind = 0;
     while (kind < kWordKinds && at >= layout_.words[kind].at + layout_.words[kind].bytes()) ++kind;
     if (kind == kWordKinds || at < layout_.words[kind].at) wrong("signal outside the words");
-    const int index = static_cast<int>((at - layout_.words[kind].at) / sizeof(Signal));
+    const int index = static_cast<int>((at - layout_.words[kind].at) / sizeof(Signal) % ranks());
     if (writer_of(static_cast<Word>(kind), index, to) != rank) wrong("a word has another writer");
     const Signal now = newest(to, at);
     if (static_cast<Word>(kind) != Word::stopped && now != 0 && has_reached(now, signal))
@@ -288,6 +314,7 @@ class Memory {
   std::vector<int> newest_;                              // [rank][cell] into versions_
   std::vector<std::vector<std::vector<Posted>>> words_;  // [rank][word] history
   std::vector<Lane> lanes_;
+  std::deque<Put> handed_;
 };
 
 }  // namespace flexep::sim

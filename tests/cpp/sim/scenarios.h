@@ -12,9 +12,9 @@
 
 namespace flexep::sim {
 
-/// How a rank ended. Each team writes its own status; the rest is written when all its lanes have met.
+/// How a rank ended. Each team's leader writes its own status; the rest is written when all its lanes have met.
 struct Ending {
-  Status of_team[3] = {Status::arrived, Status::arrived, Status::arrived};
+  std::vector<Status> of_team;
   Status status = Status::arrived;
   int epochs = 0;     // operations that ended well
   bool over = false;  // false if the rank was killed
@@ -29,7 +29,10 @@ struct RankState {
   Ending ending;
 
   RankState(const World& world, int rank)
-      : last_used(kChannels * world.topology().ranks), ints(world.epochs), received(world.epochs) {
+      : last_used(kChannels * world.topology().ranks * world.layout.shape.slices),
+        ints(world.epochs),
+        received(world.epochs) {
+    ending.of_team.assign(world.teams(), Status::arrived);
     for (int epoch = 1; epoch <= world.epochs; ++epoch) {
       const Plan& plan = world.plan_of(epoch, rank);
       std::size_t records = 0;
@@ -48,8 +51,6 @@ struct PlaceCheck {
   int epoch;
   const Wrong& wrong;
 
-  template <class Team>
-  void pad(const Team&) const {}
   void place(int j, const void* row, const void*) const {
     int source = 0;
     while (plan.arrival_base[source + 1] <= j) ++source;
@@ -106,23 +107,41 @@ struct AddCheck {
   }
 };
 
-/// One lane's part of one operation. Team 0 receives, team 1 sends, team 2 relays.
-template <class Mem, class Team, class Wrong>
+/// Who is who among the lanes of a SplitCrew: lane 0 waits, lane 1 posts, the others move.
+inline Actor actor_of(int lane) {
+  return lane == 0 ? Actor::waiter : lane == 1 ? Actor::poster : Actor::mover;
+}
+struct MoverLanes {
+  int number, count;
+  int rank() const { return number; }
+  int size() const { return count; }
+};
+inline MoverLanes mover_lanes(int lane, int lanes) { return {lane - 2, lanes - 2}; }
+
+/// One lane's part of one operation. Role 0 receives, 1 sends, 2 relays. `with_crew(exchange, use)` lets the lane's crew
+/// do what `use(crew)` does.
+template <class Mem, class Team, class WithCrew, class Wrong>
 class Roles {
  public:
-  Roles(const World& world, int epoch, Exchange<Mem, Team>& exchange, RankState& state, const Wrong& wrong)
-      : world_(world), epoch_(epoch), exchange_(exchange), state_(state), wrong_(wrong) {}
+  Roles(const World& world, int epoch, Exchange<Mem, Team>& exchange, const WithCrew& with_crew,
+        RankState& state, const Wrong& wrong)
+      : world_(world),
+        epoch_(epoch),
+        exchange_(exchange),
+        with_crew_(with_crew),
+        state_(state),
+        wrong_(wrong) {}
 
-  Status play(int team, int page) {
+  Status play(int role, int page) {
     switch (world_.kind(epoch_)) {
       case Kind::publish:
-        return team == 0 ? publish_board(page) : Status::arrived;
+        return role == 0 && exchange_.layout().slice == 0 ? publish_board(page) : Status::arrived;
       case Kind::records:
-        return records(team);
+        return records(role);
       case Kind::deliver:
-        return deliver(team);
+        return with_crew_(exchange_, [&](auto& crew) { return deliver(crew, role); });
       default:
-        return collect(team);
+        return with_crew_(exchange_, [&](auto& crew) { return collect(crew, role); });
     }
   }
 
@@ -151,11 +170,11 @@ class Roles {
                            state_.ints[epoch_ - 1].data()};
     return publish_ints(exchange_, page, args, std::memcpy);
   }
-  Status records(int team) {
+  Status records(int role) {
     const RecordArgs args{plan().records.data(), plan().send_splits.data(),
                           state_.received[epoch_ - 1].data(), plan().recv_splits.data(), kRecordBytes};
-    if (team == 0) return take_records(exchange_, args, std::memcpy);
-    return team == 1 ? send_records(exchange_, args) : Status::arrived;
+    if (role == 0) return take_records(exchange_, args, std::memcpy);
+    return role == 1 ? send_records(exchange_, args) : Status::arrived;
   }
   Arrivals arrivals() const {
     return {plan().arrival_token.data(), plan().arrival_base.data(), nullptr, world_.topology().ranks};
@@ -163,64 +182,78 @@ class Roles {
   Relayed relayed() const {
     return {plan().relay_token.data(), plan().relay_base.data(), plan().members.data()};
   }
-  Status deliver(int team) {
+  template <class Crew>
+  Status deliver(Crew& crew, int role) {
     DeliverArgs args{};
     args.tokens_of = plan().tokens_of.data(), args.x = plan().x.data();
     args.arrivals = arrivals(), args.relayed = relayed();
     args.dtype = DType::u8, args.hidden = kRowBytes;
     args.registered = plan().registered.data();
     const PlaceCheck<Wrong> place{world_, plan(), epoch_, wrong_};
-    if (team == 0) return place_rows(exchange_, args, place);
-    return team == 1 ? offer(args) : relay_rows(exchange_, args);
+    if (role == 0) return place_rows(crew, args, place);
+    return role == 1 ? offer(crew, args) : relay_rows(crew, args);
   }
   /// Rows that live in the window are written there before the operation, and are the caller's again after it.
-  Status offer(const DeliverArgs& args) {
+  template <class Crew>
+  Status offer(Crew& crew, const DeliverArgs& args) {
     static constexpr Row kOther{~0u, ~0u, ~0u, ~0u};
     const int me = exchange_.rank(), rows = args.registered[me] ? args.tokens_of[me] : 0;
-    const auto write = [&](const auto& row_of) {
-      const Range mine = share(exchange_.team(), {0, rows});
-      for (int token = mine.begin; token < mine.end; ++token)
-        exchange_.mem().put(me, world_.layout.registered_row(token), row_of(token), kRowBytes);
+    const WindowLayout& layout = crew.layout();
+    const Cut cut = pull_cut(layout);  // each slice's own rows
+    const auto write = [&](auto& mem, const auto& lanes, const auto& row_of) {
+      for (int chunk = 0; chunk < cut.chunks(rows); ++chunk) {
+        const Range mine = share(lanes, cut.range(chunk, rows));
+        for (int token = mine.begin; token < mine.end; ++token)
+          mem.put(me, layout.registered_row(token), row_of(token), kRowBytes);
+      }
     };
-    write([&](int token) { return plan().x[token].data(); });
-    const Status status = offer_rows(exchange_, args);
+    crew.only_move([&](auto& mem, const auto& lanes) {
+      write(mem, lanes, [&](int token) { return plan().x[token].data(); });
+    });
+    const Status status = offer_rows(crew, args);
     if (status != Status::arrived) return status;
-    write([](int) { return kOther.data(); });
-    exchange_.settle();
-    return Status::arrived;
+    return crew.only_wait([&](auto& exchange) {
+      write(exchange.mem(), exchange.team(), [](int) { return kOther.data(); });
+      exchange.settle();
+      return Status::arrived;
+    });
   }
-  Status collect(int team) {
+  template <class Crew>
+  Status collect(Crew& crew, int role) {
     CollectArgs args{};
     args.tokens_of = plan().tokens_of.data(), args.home_rank = plan().home_rank.data();
     args.arrivals = arrivals(), args.relayed = relayed();
     args.dtype = args.wire = args.out_dtype = DType::u8, args.hidden = kRowBytes;
     const AddCheck<Wrong> add{world_, plan(), epoch_, exchange_.rank(), wrong_};
-    if (team == 0) return add_home(exchange_, args, add);
-    return team == 1 ? push_partials(exchange_, args, add) : relay_partials(exchange_, args, add);
+    if (role == 0) return add_home(crew, args, add);
+    return role == 1 ? push_partials(crew, args, add) : relay_partials(crew, args, add);
   }
 
   const World& world_;
   int epoch_;
   Exchange<Mem, Team>& exchange_;
+  const WithCrew& with_crew_;
   RankState& state_;
   const Wrong& wrong_;
 };
 
 /// All operations of one lane. `meet()` joins all lanes of the rank.
-template <class Mem, class Team, class Meet, class Wrong>
-void run_lane(const World& world, int rank, int team_number, Mem& mem, Team& team, const Meet& meet,
-              RankState& state, const Wrong& wrong) {
+template <class Mem, class Team, class WithCrew, class Meet, class Wrong>
+void run_lane(const World& world, int rank, int team_number, Mem& mem, Team& team, const WithCrew& with_crew,
+              const Meet& meet, RankState& state, const Wrong& wrong) {
   Ending& ending = state.ending;
+  const int slice = team_number / world.roles(), channels = kChannels * world.topology().ranks;
+  const WindowLayout layout = world.layout.of_slice(slice);
   const bool first = team_number == 0 && team.rank() == 0;
   int boards = 0;
   for (int epoch = 1; epoch <= world.last_epoch(rank); ++epoch) {
-    const Operation operation{rank, static_cast<Epoch>(epoch), world.op(epoch, rank), state.last_used.data(),
-                              world.seconds(rank)};
-    Exchange<Mem, Team> exchange(mem, team, world.layout, operation);
-    Roles<Mem, Team, Wrong> roles(world, epoch, exchange, state, wrong);
+    const Operation operation{rank, static_cast<Epoch>(epoch), world.op(epoch, rank),
+                              state.last_used.data() + slice * channels, world.seconds(rank)};
+    Exchange<Mem, Team> exchange(mem, team, layout, operation);
+    Roles<Mem, Team, WithCrew, Wrong> roles(world, epoch, exchange, with_crew, state, wrong);
     const int page = boards % 2;
     if (world.kind(epoch) == Kind::publish) ++boards;
-    const Status status = roles.play(team_number, page);
+    const Status status = roles.play(team_number % world.roles(), page);
     if (team.rank() == 0) ending.of_team[team_number] = status;
     meet();
     if (first) {

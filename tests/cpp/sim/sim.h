@@ -2,6 +2,7 @@
 #pragma once
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "memory.h"
 #include "proto/wait.h"
@@ -80,6 +81,89 @@ class SimTeam {
   Sim& sim_;
   Shared& shared_;
   int lane_, rank_;
+};
+
+/// The one lane of a team that says or hears something for others.
+class SimSolo {
+ public:
+  SimSolo(Sim& sim, int lane) : sim_(sim), lane_(lane) {}
+  int rank() const { return 0; }
+  int size() const { return 1; }
+  void sync() const;
+  int broadcast(int value) const {
+    sync();
+    return value;
+  }
+
+ private:
+  Sim& sim_;
+  int lane_;
+};
+
+/// What the lanes of a SplitCrew tell each other: counts with a history, of which a lane sees any value from the last one
+/// that it saw on.
+class SimCounts {
+ public:
+  SimCounts(Sim& sim, int first_lane, int lanes)
+      : sim_(sim), first_lane_(first_lane), counts_(1 + lanes), lookers_(lanes) {
+    for (Looker& looker : lookers_) looker.seen.resize(counts_.size());
+  }
+
+  // `publish`: nothing, for mutants whose counts carry no more than their value.
+  void set(int number, int lane, int value, Publish publish);
+  int get(int number, int lane, Publish publish);
+  void pause(int lane);
+
+ private:
+  struct Told {
+    int value;
+    Memory::Handover handover;
+  };
+  struct Count {
+    std::vector<Told> history;
+  };
+  struct Looker {
+    std::vector<int> seen;  // of each count, how much of its history
+    bool fresh = false;     // sees the newest
+    std::uint64_t version = 0;
+    bool sleeps = false;
+  };
+
+  Sim& sim_;
+  int first_lane_;
+  std::vector<Count> counts_;  // what is granted, then what each mover has moved
+  std::vector<Looker> lookers_;
+  std::uint64_t version_ = 1;
+};
+
+/// One lane's view of them.
+template <Publish kSet, Publish kGet>
+class SimProgress {
+ public:
+  SimProgress(SimCounts& counts, int lane) : counts_(counts), lane_(lane) {}
+  void set_granted(int steps) { counts_.set(0, lane_, steps, kSet); }
+  int granted() { return counts_.get(0, lane_, kGet); }
+  void set_moved(int mover, int steps) { counts_.set(1 + mover, lane_, steps, kSet); }
+  int moved(int mover) { return counts_.get(1 + mover, lane_, kGet); }
+  void pause() { counts_.pause(lane_); }
+
+ private:
+  SimCounts& counts_;
+  int lane_;
+};
+
+/// The Mem of a lane that moves: steps may be done long after they were begun.
+template <class Mem>
+class SimMover : public Mem {
+ public:
+  SimMover(Sim& sim, int rank, int lane) : Mem(sim, rank, lane), sim_(sim), lane_(lane) {}
+  void begin(int step) { begun_ = step; }
+  int done();
+  void finish();
+
+ private:
+  Sim& sim_;
+  int lane_, begun_ = 0, done_ = 0;
 };
 
 /// One run: who waits for what, and the time that passes only when nobody can go on.
@@ -201,6 +285,55 @@ inline bool SimMem::stop_once() {
   const bool first = !sim_.stopped[rank_];
   sim_.stopped[rank_] = 1;
   return first;
+}
+
+inline void SimSolo::sync() const { sim_.memory.end_views(lane_); }
+
+inline void SimCounts::set(int number, int lane, int value, Publish publish) {
+  sim_.scheduler.yield();
+  Memory::Handover handover;
+  if (publish == Publish::all) handover = sim_.memory.hand_over(lane);
+  counts_[number].history.push_back({value, std::move(handover)});
+  ++version_;
+  for (std::size_t i = 0; i < lookers_.size(); ++i)
+    if (std::exchange(lookers_[i].sleeps, false)) sim_.scheduler.wake(first_lane_ + static_cast<int>(i));
+}
+/// The reader of a count takes over what was drained before it was set: only a poster reads those that movers set.
+inline int SimCounts::get(int number, int lane, Publish publish) {
+  sim_.scheduler.yield();
+  Looker& looker = lookers_[lane - first_lane_];
+  if (sim_.random.one_in(8)) looker.fresh = false;
+  const std::vector<Told>& history = counts_[number].history;
+  int& seen = looker.seen[number];
+  const int newest = static_cast<int>(history.size());
+  const int now = looker.fresh ? newest : seen + sim_.random.below(newest - seen + 1);
+  if (publish == Publish::all)
+    for (int i = seen; i < now && !history[i].handover.knows.empty(); ++i)
+      sim_.memory.take_over(lane, history[i].handover);
+  seen = now;
+  return now == 0 ? 0 : history[now - 1].value;
+}
+/// Sleeps once a whole look at what is newest was in vain.
+inline void SimCounts::pause(int lane) {
+  Looker& looker = lookers_[lane - first_lane_];
+  if (looker.fresh && looker.version == version_) {
+    looker.sleeps = true;
+    sim_.scheduler.block();
+  }
+  looker.fresh = true;
+  looker.version = version_;
+}
+
+template <class Mem>
+int SimMover<Mem>::done() {
+  if (sim_.random.one_in(3)) finish();
+  return done_;
+}
+template <class Mem>
+void SimMover<Mem>::finish() {
+  Mem::drain();
+  sim_.memory.end_views(lane_);
+  done_ = begun_;
 }
 
 inline SimTeam::SimTeam(Sim& sim, Shared& shared, int lane) : sim_(sim), shared_(shared), lane_(lane) {

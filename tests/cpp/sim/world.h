@@ -61,12 +61,14 @@ class World {
   const Scenario scenario;
   const std::uint64_t seed;
   const WindowLayout layout;
+  bool split;  // lanes that wait, move and post, or teams that do all three
   int lanes, epochs, odd_rank, impatient_rank;
 
   World(const Scenario& of, std::uint64_t number) : scenario(of), seed(number), layout(shape_of()) {
     const int R = topology().ranks;
-    lanes = 1 + pick(4, 'l');
-    if (R > 3 && lanes == 4) lanes = 2;
+    split = pick(2, 'x') == 1;
+    lanes = split ? 3 + pick(2, 'l') : 1 + pick(4, 'l');
+    if (R > 3 && lanes == 4) lanes = split ? 3 : 2;
     // What can fail is followed by two barriers, so that every rank comes to wait for the one that is missing.
     epochs = scenario.fate == Fate::none || scenario.fate == Fate::all_leave ? 3 : 4;
     odd_rank = pick(R, 'o');
@@ -77,7 +79,9 @@ class World {
   }
 
   const Topology& topology() const { return layout.shape.topology; }
-  int teams() const { return topology().domains() > 1 ? 3 : 2; }
+  int roles() const { return topology().domains() > 1 ? 3 : 2; }
+  /// Of a rank: a team for each role of each slice.
+  int teams() const { return roles() * layout.shape.slices; }
 
   Kind kind(int epoch) const {
     if (barrier_at(epoch)) return Kind::publish;
@@ -144,6 +148,7 @@ class World {
     const int R = domains > 1 ? 4 : alive;
     WindowShape shape{};
     shape.topology = {R, R / domains};
+    shape.slices = 1 + pick(2, 'c');
     shape.slots = 1 + pick(2, 's');
     shape.pull_tokens = 1 + pick(2, 't');
     shape.push_tokens = 1 + pick(2, 'u');
