@@ -287,6 +287,7 @@ class Speaker {
       const int done = least_moved();
       if (done > posted) {
         posted = done;
+        exchange_.settle();
         if (role_ == kWriter)
           exchange_.announce(channel_, line_, done - 1);
         else if (job_.shape.mode != kPullRegistered || done == chunks)
@@ -301,7 +302,8 @@ class Speaker {
   __device__ Status offer_registered() {
     const Status status = exchange_.claim(channel_, line_, 0);
     if (status != Status::arrived) return status;
-    exchange_.ready(channel_, line_, job_.shape.chunks() - 1);
+    exchange_.settle();
+    exchange_.announce(channel_, line_, job_.shape.chunks() - 1);
     return exchange_.emptied(channel_, line_);
   }
 

@@ -11,15 +11,29 @@ namespace py = pybind11;
 
 void bind_device(py::module_& m) {
   using Address = uintptr_t;
+  py::class_<DeviceTuning>(m, "DeviceTuning")
+      .def(py::init())
+      .def_readwrite("place_movers", &DeviceTuning::place_movers)
+      .def_readwrite("place_stages", &DeviceTuning::place_stages)
+      .def_readwrite("offer_movers", &DeviceTuning::offer_movers)
+      .def_readwrite("offer_stages", &DeviceTuning::offer_stages)
+      .def_readwrite("push_movers", &DeviceTuning::push_movers)
+      .def_readwrite("push_stages", &DeviceTuning::push_stages)
+      .def_readwrite("add_movers", &DeviceTuning::add_movers)
+      .def_readwrite("home_movers", &DeviceTuning::home_movers);
   py::class_<DeviceWorld>(m, "DeviceWorld")
-      .def(py::init([](const WindowShape& shape, Address windows, Address states, Address reports,
-                       Address moved) { return DeviceWorld{shape, windows, states, reports, moved}; }),
-           py::kw_only(), py::arg("shape"), py::arg("windows"), py::arg("states"), py::arg("reports"),
-           py::arg("moved"));
+      .def(py::init([](const WindowShape& shape, int first_rank, int hosted, Address windows, Address states,
+                       Address reports, Address moved) {
+             return DeviceWorld{shape, first_rank, hosted, windows, states, reports, moved};
+           }),
+           py::kw_only(), py::arg("shape"), py::arg("first_rank"), py::arg("hosted"), py::arg("windows"),
+           py::arg("states"), py::arg("reports"), py::arg("moved"))
+      .def_readwrite("tuning", &DeviceWorld::tuning);
   m.attr("MAX_DEVICE_RANKS") = kMaxDeviceRanks;
+  m.attr("MAX_DEVICE_SLICES") = kMaxDeviceSlices;
   m.attr("MAX_DEVICE_OPS") = kMaxDeviceOps;
-  m.def("device_state_bytes", &device_state_bytes, py::arg("ranks"));
-  m.def("device_report_bytes", &device_report_bytes, py::arg("ranks"));
+  m.def("device_state_bytes", &device_state_bytes, py::arg("shape"), py::arg("hosted"));
+  m.def("device_report_bytes", &device_report_bytes, py::arg("hosted"));
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   const auto with_arguments = [&](const char* name, auto* launch) {
     m.def(name, launch, unlocked, py::arg("world"), py::arg("args"), py::arg("op"), py::arg("seconds"),
@@ -31,12 +45,12 @@ void bind_device(py::module_& m) {
   with_arguments("device_collect", &launch_collect);
   m.def(
       "device_fault",
-      [](const DeviceWorld& world, int rank) -> std::optional<FaultRecord> {
+      [](const DeviceWorld& world, int hosted) -> std::optional<FaultRecord> {
         FaultRecord fault;
-        if (!read_report(world, rank, fault)) return std::nullopt;
+        if (!read_report(world, hosted, fault)) return std::nullopt;
         return fault;
       },
-      py::arg("world"), py::arg("rank"));
+      py::arg("world"), py::arg("hosted"));
 }
 
 }  // namespace flexep

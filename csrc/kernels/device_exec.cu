@@ -1,30 +1,91 @@
 #include "kernels/device_exec.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
 #include "base/cuda_check.h"
 #include "base/error.h"
-#include "kernels/deliver.h"
-#include "kernels/device_rows.cuh"
+#include "kernels/device_crews.cuh"
 #include "kernels/records.h"
 
 namespace flexep {
 namespace {
 
-constexpr int kWarps = 8;  // of a CTA, which is one role of one rank
+constexpr int kTeamWarps = 8;  // of a CTA that is one team
 
 template <class Args>
 struct Launch {
   WindowLayout layout;
+  int first_rank;
   char* const* windows;
   DeviceState* states;
-  Epoch* last_used;  // [ranks][kChannels][ranks]
+  Epoch* last_used;  // [hosted][slices][kChannels][ranks]
   DeviceReport* reports;
-  Moved* moved;  // [ranks][kMaxDeviceOps]
+  Moved* moved;  // [hosted][kMaxDeviceOps]
   int op;
   double seconds;
+  CrewPlan crews;  // of an operation that moves rows
   Args args[kMaxDeviceRanks];
+};
+
+/// One CTA's part of an operation: which rank's, and of which slice. `ctas`: of each rank.
+template <class Args>
+class CtaPart {
+ public:
+  __device__ CtaPart(const Launch<Args>& launch, int ctas, int slice)
+      : launch_(launch),
+        ctas_(ctas),
+        hosted_(static_cast<int>(blockIdx.x) / ctas),
+        cta_(static_cast<int>(blockIdx.x) % ctas),
+        rank_(launch.first_rank + hosted_),
+        layout_(launch.layout.of_slice(slice)),
+        state_(launch.states[hosted_]),
+        epoch_(state_.window.epoch + 1),  // read before the rank's last CTA to end advances it
+        page_(static_cast<int>(state_.window.boards % 2)),
+        mem_(launch.windows, layout_.shape.topology, rank_, state_) {}
+
+  __device__ const WindowLayout& layout() const { return layout_; }
+  __device__ const Args& args() const { return launch_.args[hosted_]; }
+  __device__ int cta() const { return cta_; }
+  __device__ int page() const { return page_; }
+  __device__ WarpMem& mem() { return mem_; }
+  __device__ Operation operation() const {
+    const WindowShape& shape = layout_.shape;
+    const std::int64_t lines = static_cast<std::int64_t>(kChannels) * shape.topology.ranks;
+    return {rank_, epoch_, launch_.op, launch_.last_used + (hosted_ * shape.slices + layout_.slice) * lines,
+            launch_.seconds};
+  }
+
+  /// Runs work() -> Moved, by all threads, unless this CTA of another operation still runs.
+  template <class Work>
+  __device__ void run(bool publishes, const Work& work) {
+    __shared__ int said;
+    Moved moved;
+    if (begin_cta(state_, cta_, &said)) {
+      moved = work();
+    } else if (threadIdx.x < 32) {
+      OneWarp one;
+      const Operation operation = this->operation();
+      Exchange<WarpMem, OneWarp>(mem_, one, layout_, operation).refuse(Status::busy);
+    }
+    if (!end_cta(state_, cta_, ctas_, moved, launch_.moved[hosted_ * kMaxDeviceOps + launch_.op])) return;
+    state_.window.epoch = epoch_;
+    if (publishes) ++state_.window.boards;
+    if (state_.window.stopped)
+      report_failure(launch_.reports[hosted_],
+                     *reinterpret_cast<const FaultRecord*>(
+                         launch_.windows[rank_] + layout_.faults.of(static_cast<std::size_t>(rank_))));
+  }
+
+ private:
+  const Launch<Args>& launch_;
+  const int ctas_, hosted_, cta_, rank_;
+  const WindowLayout layout_;
+  DeviceState& state_;
+  const Epoch epoch_;
+  const int page_;
+  WarpMem mem_;
 };
 
 struct CopyBytes {
@@ -33,149 +94,187 @@ struct CopyBytes {
   }
 };
 
-/// The roles of each operation, by number. `run` returns nothing: a role that failed has stopped the window.
-struct PublishRoles {
+/// Integers: one CTA a rank. Records: two a slice, one that takes and one that sends.
+struct PublishTeams {
   using Args = PublishArgs;
   static constexpr bool kPublishes = true;
-  static int count(const Topology&) { return 1; }
+  FLEXEP_HD static int ctas(const WindowShape&) { return 1; }
+  FLEXEP_HD static int slice(int) { return 0; }
   template <class Exchange>
   __device__ static void run(int, Exchange& exchange, const Args& args, int page) {
     publish_ints(exchange, page, args, CopyBytes{});
   }
 };
-
-struct RecordRoles {
+struct RecordTeams {
   using Args = RecordArgs;
   static constexpr bool kPublishes = false;
-  static int count(const Topology&) { return 2; }
+  FLEXEP_HD static int ctas(const WindowShape& shape) { return 2 * shape.slices; }
+  FLEXEP_HD static int slice(int cta) { return cta / 2; }
   template <class Exchange>
-  __device__ static void run(int role, Exchange& exchange, const Args& args, int) {
-    if (role == 0)
+  __device__ static void run(int cta, Exchange& exchange, const Args& args, int) {
+    if (cta % 2 == 0)
       take_records(exchange, args, CopyBytes{});
     else
       send_records(exchange, args);
   }
 };
 
-struct DeliverRoles {
-  using Args = DeliverArgs;
-  static constexpr bool kPublishes = false;
-  static int count(const Topology& topology) { return topology.domains() > 1 ? 3 : 2; }
-  template <class Exchange>
-  __device__ static void run(int role, Exchange& exchange, const Args& args, int) {
-    if (role == 0) {
-      DevicePlace place(args, exchange.topology().ranks);
-      place_rows(exchange, args, place);
-    } else if (role == 1) {
-      offer_rows(exchange, args);
-    } else {
-      relay_rows(exchange, args);
-    }
-  }
-};
-
-struct CollectRoles {
-  using Args = CollectArgs;
-  static constexpr bool kPublishes = false;
-  static int count(const Topology& topology) { return topology.domains() > 1 ? 3 : 2; }
-  template <class Exchange>
-  __device__ static void run(int role, Exchange& exchange, const Args& args, int) {
-    DeviceAdd add(args);
-    if (role == 0)
-      push_partials(exchange, args, add);
-    else if (role == 1)
-      add_home(exchange, args, add);
-    else
-      relay_partials(exchange, args, add);
-  }
-};
-
-template <class Roles>
-__global__ void __launch_bounds__(kWarps * 32)
-    run_roles(const __grid_constant__ Launch<typename Roles::Args> launch, int roles) {
+template <class Teams>
+__global__ void __launch_bounds__(kTeamWarps * 32)
+    run_teams(const __grid_constant__ Launch<typename Teams::Args> launch) {
   __shared__ int said;
-  const int rank = static_cast<int>(blockIdx.x) / roles, role = static_cast<int>(blockIdx.x) % roles;
-  const Topology& topology = launch.layout.shape.topology;
-  DeviceState& state = launch.states[rank];
-  // Read before any role of the rank can end: the last one to end advances both.
-  const Epoch epoch = state.window.epoch + 1;
-  const int page = static_cast<int>(state.window.boards % 2);
-  WarpMem mem(launch.windows, topology, rank, state);
-  CtaWarps team(&said);
-  const Operation operation{rank, epoch, launch.op,
-                            launch.last_used + static_cast<std::int64_t>(rank) * kChannels * topology.ranks,
-                            launch.seconds};
-  Exchange<WarpMem, CtaWarps> exchange(mem, team, launch.layout, operation);
-  if (begin_role(state, role, &said))
-    Roles::run(role, exchange, launch.args[rank], page);
-  else
-    exchange.refuse(Status::busy);
-  if (!end_role(state, role, roles, mem.moved(), launch.moved[rank * kMaxDeviceOps + launch.op])) return;
-  state.window.epoch = epoch;
-  if (Roles::kPublishes) ++state.window.boards;
-  if (state.window.stopped)
-    report_failure(launch.reports[rank],
-                   *reinterpret_cast<const FaultRecord*>(
-                       launch.windows[rank] + launch.layout.faults.of(static_cast<std::size_t>(rank))));
+  const int ctas = Teams::ctas(launch.layout.shape), cta = static_cast<int>(blockIdx.x) % ctas;
+  CtaPart<typename Teams::Args> part(launch, ctas, Teams::slice(cta));
+  part.run(Teams::kPublishes, [&] {
+    CtaWarps team(&said);
+    Exchange<WarpMem, CtaWarps> exchange(part.mem(), team, part.layout(), part.operation());
+    Teams::run(cta, exchange, part.args(), part.page());
+    return part.mem().moved();
+  });
 }
 
-template <class Roles>
-void launch(const DeviceWorld& world, const std::vector<typename Roles::Args>& args, int op, double seconds,
-            std::uintptr_t stream) {
-  const int ranks = world.shape.topology.ranks;
+template <class Crews>
+__global__ void __launch_bounds__(Crews::kMaxThreads, 1)
+    run_crews(const __grid_constant__ Launch<typename Crews::Args> launch) {
+  extern __shared__ __align__(128) char shared[];
+  __shared__ CrewCounts counts[CrewPlan::kMaxRoles];
+  const int slices = launch.layout.shape.slices;
+  CtaPart<typename Crews::Args> part(launch, slices, static_cast<int>(blockIdx.x) % slices);
+  if (threadIdx.x < CrewPlan::kMaxRoles) counts[threadIdx.x].clear();
+  // The counts are clear for everybody: beginning meets.
+  part.run(false, [&] {
+    const Operation operation = part.operation();
+    CtaCrews crews(launch.crews, part.mem(), part.layout(), operation, counts, shared);
+    return Crews::run(crews, part.args(), part.layout().shape.topology.ranks);
+  });
+}
+
+/// Roles of an operation that moves rows, and how large a row is where it passes a ring.
+CrewPlan make_plan(int roles, int max_threads, std::int64_t row_bytes, const int (&movers)[3],
+                   const int (&stages)[3]) {
+  CrewPlan plan;
+  plan.roles = roles;
+  for (int role = 0; role < roles; ++role) {
+    plan.movers[role] = std::clamp(movers[role], 1, CrewCounts::kMaxMovers);
+    plan.stages[role] = std::clamp(stages[role], 0, RingWarp<StoreEach>::kMaxStages);
+  }
+  while (plan.threads() > max_threads) --*std::max_element(plan.movers, plan.movers + roles);
+  int rings = 0;
+  for (int role = 0; role < roles; ++role) rings += plan.movers[role] * plan.stages[role];
+  if (rings == 0) return plan;
+  // A stage holds a row, or as much of it as the stages' number leaves. Pieces begin at multiples of 128 bytes.
+  constexpr std::int64_t kAlign = 128, kBarriers = 256;
+  const std::int64_t room = (CrewPlan::kSharedBytes - kBarriers * CrewCounts::kMaxMovers) / rings;
+  const std::int64_t pieces = ceil_div(row_bytes, room / kAlign * kAlign);
+  plan.stage_bytes = static_cast<int>(ceil_div(ceil_div(row_bytes, pieces), kAlign) * kAlign);
+  return plan;
+}
+
+template <class Args>
+Launch<Args> make_launch(const DeviceWorld& world, const std::vector<Args>& args, int op, double seconds) {
+  const WindowShape& shape = world.shape;
   if (op >= kMaxDeviceOps) throw Error("operation " + std::to_string(op) + ": too large a number");
-  if (ranks > kMaxDeviceRanks)
-    throw Error(std::to_string(ranks) + " ranks on one GPU: at most " + std::to_string(kMaxDeviceRanks));
+  if (world.hosted > kMaxDeviceRanks)
+    throw Error(std::to_string(world.hosted) + " ranks on one GPU: at most " +
+                std::to_string(kMaxDeviceRanks));
+  if (shape.slices > kMaxDeviceSlices)
+    throw Error(std::to_string(shape.slices) + " slices: at most " + std::to_string(kMaxDeviceSlices));
   auto* const states = reinterpret_cast<DeviceState*>(world.states);
-  Launch<typename Roles::Args> launch{WindowLayout(world.shape),
-                                      reinterpret_cast<char* const*>(world.windows),
-                                      states,
-                                      reinterpret_cast<Epoch*>(states + ranks),
-                                      reinterpret_cast<DeviceReport*>(world.reports),
-                                      reinterpret_cast<Moved*>(world.moved),
-                                      op,
-                                      seconds,
-                                      {}};
+  Launch<Args> launch{WindowLayout(shape),
+                      world.first_rank,
+                      reinterpret_cast<char* const*>(world.windows),
+                      states,
+                      reinterpret_cast<Epoch*>(states + world.hosted),
+                      reinterpret_cast<DeviceReport*>(world.reports),
+                      reinterpret_cast<Moved*>(world.moved),
+                      op,
+                      seconds,
+                      {},
+                      {}};
   std::copy(args.begin(), args.end(), launch.args);
-  int roles = Roles::count(world.shape.topology);
-  void* params[] = {&launch, &roles};
-  const cudaError_t error =
-      cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(&run_roles<Roles>), dim3(ranks * roles),
-                                  dim3(kWarps * 32), params, 0, reinterpret_cast<cudaStream_t>(stream));
+  return launch;
+}
+
+template <class Launch>
+void start(void (*kernel)(Launch), const Launch& launch, int hosted, int ctas, int threads,
+           std::size_t shared, std::uintptr_t stream) {
+  Launch copy = launch;
+  void* params[] = {&copy};
+  const auto* const function = reinterpret_cast<const void*>(kernel);
+  if (shared > 0)
+    cuda_check(
+        cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+        "shared memory of a one-sided launch");
+  const cudaError_t error = cudaLaunchCooperativeKernel(function, dim3(hosted * ctas), dim3(threads), params,
+                                                        shared, reinterpret_cast<cudaStream_t>(stream));
   if (error == cudaErrorCooperativeLaunchTooLarge)
-    throw Error(std::to_string(ranks) + " ranks need " + std::to_string(ranks * roles) +
+    throw Error(std::to_string(hosted) + " ranks need " + std::to_string(hosted * ctas) +
                 " CTAs at once, more than this GPU holds");
   cuda_check(error, "one-sided launch");
 }
 
+template <class Teams>
+void launch_teams(const DeviceWorld& world, const std::vector<typename Teams::Args>& args, int op,
+                  double seconds, std::uintptr_t stream) {
+  const auto launch = make_launch(world, args, op, seconds);
+  start(&run_teams<Teams>, launch, world.hosted, Teams::ctas(world.shape), kTeamWarps * 32, 0, stream);
+}
+
+template <class Crews>
+void launch_crews(const DeviceWorld& world, const std::vector<typename Crews::Args>& args,
+                  const CrewPlan& plan, int op, double seconds, std::uintptr_t stream) {
+  auto launch = make_launch(world, args, op, seconds);
+  launch.crews = plan;
+  start(&run_crews<Crews>, launch, world.hosted, world.shape.slices, plan.threads(), plan.shared_bytes(),
+        stream);
+}
+
 }  // namespace
 
-std::int64_t device_state_bytes(int ranks) {
-  return ranks * static_cast<std::int64_t>(sizeof(DeviceState) + sizeof(Epoch) * kChannels * ranks);
+std::int64_t device_state_bytes(const WindowShape& shape, int hosted) {
+  const std::int64_t lines = static_cast<std::int64_t>(shape.slices) * kChannels * shape.topology.ranks;
+  return hosted *
+         (static_cast<std::int64_t>(sizeof(DeviceState)) + static_cast<std::int64_t>(sizeof(Epoch)) * lines);
 }
-std::int64_t device_report_bytes(int ranks) {
-  return ranks * static_cast<std::int64_t>(sizeof(DeviceReport));
+std::int64_t device_report_bytes(int hosted) {
+  return hosted * static_cast<std::int64_t>(sizeof(DeviceReport));
 }
 
 void launch_publish(const DeviceWorld& world, const std::vector<PublishArgs>& args, int op, double seconds,
                     std::uintptr_t stream) {
-  launch<PublishRoles>(world, args, op, seconds, stream);
+  launch_teams<PublishTeams>(world, args, op, seconds, stream);
 }
 void launch_records(const DeviceWorld& world, const std::vector<RecordArgs>& args, int op, double seconds,
                     std::uintptr_t stream) {
-  launch<RecordRoles>(world, args, op, seconds, stream);
+  launch_teams<RecordTeams>(world, args, op, seconds, stream);
 }
 void launch_deliver(const DeviceWorld& world, const std::vector<DeliverArgs>& args, int op, double seconds,
                     std::uintptr_t stream) {
-  launch<DeliverRoles>(world, args, op, seconds, stream);
+  const DeviceTuning& t = world.tuning;
+  const int roles = world.shape.topology.domains() > 1 ? 3 : 2;
+  const std::int64_t row_bytes = args.front().hidden * size_of(args.front().dtype);
+  const CrewPlan plan =
+      make_plan(roles, DeliverCrews::kMaxThreads, row_bytes, {t.place_movers, t.offer_movers, t.offer_movers},
+                {t.place_stages, t.offer_stages, t.offer_stages});
+  launch_crews<DeliverCrews>(world, args, plan, op, seconds, stream);
 }
 void launch_collect(const DeviceWorld& world, const std::vector<CollectArgs>& args, int op, double seconds,
                     std::uintptr_t stream) {
-  launch<CollectRoles>(world, args, op, seconds, stream);
+  const DeviceTuning& t = world.tuning;
+  const CollectArgs& rows = args.front();
+  const bool only_travels = rows.flat && rows.dtype == rows.wire;
+  const int roles = world.shape.topology.domains() > 1 ? 3 : 2;
+  const int relay_movers = std::min(t.home_movers, 4);
+  const CrewPlan plan = only_travels
+                            ? make_plan(roles, CollectCrews::kMaxThreads, rows.hidden * size_of(rows.dtype),
+                                        {t.push_movers, t.home_movers, relay_movers}, {t.push_stages, 0, 0})
+                            : make_plan(roles, CollectCrews::kMaxThreads, 0,
+                                        {t.add_movers, t.home_movers, relay_movers}, {0, 0, 0});
+  launch_crews<CollectCrews>(world, args, plan, op, seconds, stream);
 }
 
-bool read_report(const DeviceWorld& world, int rank, FaultRecord& fault) {
-  const auto& report = reinterpret_cast<const DeviceReport*>(world.reports)[rank];
+bool read_report(const DeviceWorld& world, int hosted, FaultRecord& fault) {
+  const auto& report = reinterpret_cast<const DeviceReport*>(world.reports)[hosted];
   if (*static_cast<const volatile std::uint32_t*>(&report.failed) == 0) return false;
   std::memcpy(&fault, &report.fault, sizeof fault);
   return true;

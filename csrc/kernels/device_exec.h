@@ -1,6 +1,8 @@
-// Runs operations of windows that live on one GPU, all ranks of them: one cooperative launch an operation, a CTA for each
-// role of each rank. The launch guarantees that all CTAs are there at once; beyond that ranks meet through the exchange
+// Runs operations of windows in GPU memory: one cooperative launch an operation, for the ranks that live on this GPU (one,
+// or all of them). The launch guarantees that its CTAs are there at once; beyond that ranks meet through the exchange
 // alone, as on any other machine. Nothing here waits for the GPU, and a captured graph can hold these calls.
+//
+// A CTA serves one slice of one rank. Where rows move, its warps are crews (device_crews.cuh).
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -10,24 +12,37 @@
 
 namespace flexep {
 
-/// Ranks that one launch can carry the arguments of.
+/// Ranks that one launch can carry the arguments of, and slices of a window on a GPU.
 constexpr int kMaxDeviceRanks = 128;
+constexpr int kMaxDeviceSlices = 128;
 /// Numbers of operations that are counted.
 constexpr int kMaxDeviceOps = 16;
 
-/// Memory of a world, all zeroed by its owner before the first operation and alive until the last has ended.
-struct DeviceWorld {
-  WindowShape shape;
-  std::uintptr_t windows;  // [ranks] addresses of the windows, on the GPU
-  std::uintptr_t states;   // device_state_bytes(ranks), on the GPU
-  std::uintptr_t reports;  // device_report_bytes(ranks), seen by host and GPU
-  std::uintptr_t moved;    // int64 [ranks][kMaxDeviceOps][4], on the GPU: Moved, by operation, so far
+/// How many warps of a CTA move rows, and through how much shared memory. Never changes bits.
+struct DeviceTuning {
+  int place_movers = 4, place_stages = 3;  // rows that arrive: rings
+  int offer_movers = 2, offer_stages = 2;  // rows that are offered or relayed: rings
+  int push_movers = 4, push_stages = 4;    // partial sums that only travel: rings
+  int add_movers = 10;                     // expert rows that are added: ordinary loads and stores
+  int home_movers = 6;                     // partial sums that are added
 };
 
-std::int64_t device_state_bytes(int ranks);
-std::int64_t device_report_bytes(int ranks);
+/// Memory of the ranks [first_rank, first_rank + hosted) that live on this GPU, all zeroed by its owner before the first
+/// operation and alive until the last has ended.
+struct DeviceWorld {
+  WindowShape shape;
+  int first_rank, hosted;
+  std::uintptr_t windows;  // [ranks] addresses of all windows as this GPU maps them, on the GPU
+  std::uintptr_t states;   // device_state_bytes(shape, hosted), on the GPU
+  std::uintptr_t reports;  // device_report_bytes(hosted), seen by host and GPU
+  std::uintptr_t moved;    // int64 [hosted][kMaxDeviceOps][4], on the GPU: Moved, by operation, so far
+  DeviceTuning tuning = {};
+};
 
-// One `args` for each rank; pointers in them are the GPU's. Throw NotBuilt without a CUDA side, Error when the launch is
+std::int64_t device_state_bytes(const WindowShape& shape, int hosted);
+std::int64_t device_report_bytes(int hosted);
+
+// One `args` for each hosted rank; pointers in them are the GPU's. Throw NotBuilt without a CUDA side, Error when the launch is
 // refused, which names the ranks and CTAs if they do not fit on the GPU at once.
 void launch_publish(const DeviceWorld& world, const std::vector<PublishArgs>& args, int op, double seconds,
                     std::uintptr_t stream);
@@ -38,7 +53,7 @@ void launch_deliver(const DeviceWorld& world, const std::vector<DeliverArgs>& ar
 void launch_collect(const DeviceWorld& world, const std::vector<CollectArgs>& args, int op, double seconds,
                     std::uintptr_t stream);
 
-/// A rank's failure, read from memory that the GPU may be writing: {failed, fault}.
-bool read_report(const DeviceWorld& world, int rank, FaultRecord& fault);
+/// Whether the i-th hosted rank has failed, read from memory that the GPU may be writing.
+bool read_report(const DeviceWorld& world, int hosted, FaultRecord& fault);
 
 }  // namespace flexep

@@ -7,12 +7,12 @@ namespace flexep {
 namespace {
 
 [[noreturn]] void refuse() {
-  throw NotBuilt("ranks on one GPU are not in this build; build with nvcc on PATH and -DFLEXEP_CUDA=ON");
+  throw NotBuilt("windows on a GPU are not in this build; build with nvcc on PATH and -DFLEXEP_CUDA=ON");
 }
 
 }  // namespace
 
-std::int64_t device_state_bytes(int) { refuse(); }
+std::int64_t device_state_bytes(const WindowShape&, int) { refuse(); }
 std::int64_t device_report_bytes(int) { refuse(); }
 void launch_publish(const DeviceWorld&, const std::vector<PublishArgs>&, int, double, std::uintptr_t) {
   refuse();

@@ -43,22 +43,27 @@ class HostWindows::Run {
     for (const auto& rank : owner_.ranks_) flexep::leave(rank->state);
   }
 
-  /// Adds a role of the i-th hosted rank, run by `lanes` threads: role(exchange) over a ThreadTeam, or over one lane.
+  /// Adds a role of the i-th hosted rank in each slice, run by `lanes` threads: role(exchange) over a ThreadTeam, or over
+  /// one lane.
   template <class Role>
   void add(std::size_t i, int lanes, const Role& role) {
+    for (int slice = 0; slice < owner_.layout_.shape.slices; ++slice) add(i, slice, lanes, role);
+  }
+  template <class Role>
+  void add(std::size_t i, int slice, int lanes, const Role& role) {
     if (lanes <= 1) {
-      lanes_.push_back([this, i, role] {
+      lanes_.push_back([this, i, slice, role] {
         SoloTeam team;
-        run_lane(i, team, role);
+        run_lane(i, slice, team, role);
       });
       return;
     }
     meetings_.push_back(std::make_unique<Meeting>(lanes));
     Meeting& meeting = *meetings_.back();
     for (int lane = 0; lane < lanes; ++lane)
-      lanes_.push_back([this, i, role, lane, lanes, &meeting] {
+      lanes_.push_back([this, i, slice, role, lane, lanes, &meeting] {
         ThreadTeam team(lane, lanes, meeting);
-        run_lane(i, team, role);
+        run_lane(i, slice, team, role);
       });
   }
 
@@ -82,10 +87,13 @@ class HostWindows::Run {
 
  private:
   template <class Team, class Role>
-  void run_lane(std::size_t i, Team& team, const Role& role) {
+  void run_lane(std::size_t i, int slice, Team& team, const Role& role) {
     Rank& rank = *owner_.ranks_[i];
-    HostMem mem(owner_.windows_.data(), owner_.layout_.shape.topology, rank.rank, rank.state);
-    Exchange<HostMem, Team> exchange(mem, team, owner_.layout_, operations_[i]);
+    const WindowLayout layout = owner_.layout_.of_slice(slice);
+    HostMem mem(owner_.windows_.data(), layout.shape.topology, rank.rank, rank.state);
+    Operation operation = operations_[i];
+    operation.last_used += slice * kChannels * layout.shape.topology.ranks;
+    Exchange<HostMem, Team> exchange(mem, team, layout, operation);
     role(exchange);
     moved_[current_lane()] = mem.moved();
     rank_of_lane_[current_lane()] = i;
@@ -137,7 +145,7 @@ HostWindows::HostWindows(const WindowShape& shape, const std::vector<std::uintpt
   for (const int rank : hosted) {
     auto made = std::make_unique<Rank>();
     made->rank = rank;
-    made->last_used.assign(static_cast<std::size_t>(kChannels) * shape.topology.ranks, 0);
+    made->last_used.assign(static_cast<std::size_t>(shape.slices) * kChannels * shape.topology.ranks, 0);
     ranks_.push_back(std::move(made));
   }
 }
@@ -148,7 +156,7 @@ std::vector<Report> HostWindows::publish(const std::vector<PublishArgs>& args, i
   Run run(*this, op, seconds);
   for (std::size_t i = 0; i < args.size(); ++i) {
     const int page = static_cast<int>(ranks_[i]->state.boards++ % 2);
-    run.add(i, 1,
+    run.add(i, 0, 1,
             [page, &ints = args[i]](auto& exchange) { publish_ints(exchange, page, ints, std::memcpy); });
   }
   return run.finish();
@@ -171,7 +179,9 @@ std::vector<Report> HostWindows::deliver(const std::vector<DeliverArgs>& args, i
   for (std::size_t i = 0; i < args.size(); ++i) {
     run.add(i, lanes, [&rows = args[i], &topology](auto& exchange) {
       HostPlace place(rows, topology.ranks);
-      place.pad(exchange.team());
+      const WindowLayout& layout = exchange.layout();
+      place.pad(share(exchange.team(),
+                      share(Part{layout.slice, layout.shape.slices}, {0, static_cast<int>(rows.num_rows)})));
       TeamCrew crew(exchange);
       place_rows(crew, rows, place);
       place.finish();

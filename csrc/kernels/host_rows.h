@@ -13,9 +13,8 @@ class HostPlace {
  public:
   HostPlace(const DeliverArgs& args, int ranks);
 
-  template <class Team>
-  void pad(const Team& team) {
-    const Range mine = share(team, {0, static_cast<int>(args_.num_rows)});
+  /// Clears the rows of a share that nothing fills.
+  void pad(Range mine) {
     for (int row = mine.begin; row < mine.end; ++row) {
       if (args_.flat ? row < received_ : args_.row_src[row] >= 0) continue;
       table_.zero(out(row), row_bytes_, stream_);

@@ -29,13 +29,61 @@ class CtaWarps {
   int* said_;
 };
 
+/// A warp as a team of one lane, for the warps of a crew that wait or post.
+struct OneWarp {
+  __device__ int rank() const { return 0; }
+  __device__ int size() const { return 1; }
+  __device__ void sync() const { __syncwarp(); }
+  __device__ int broadcast(int value) const {
+    sync();
+    return value;
+  }
+};
+
+/// The warps of a crew that move.
+struct MoverWarps {
+  int number, count;
+  __device__ int rank() const { return number; }
+  __device__ int size() const { return count; }
+};
+
+/// What the warps of a crew tell each other (proto/crew.h), in shared memory.
+class CrewCounts {
+ public:
+  static constexpr int kMaxMovers = 16;
+
+  /// By one thread, before anybody looks.
+  __device__ void clear() {
+    granted_.set(0);
+    for (CtaCount& moved : moved_) moved.set(0);
+  }
+  __device__ void set_granted(int steps) { set(granted_, steps); }
+  __device__ int granted() const { return get(granted_); }
+  __device__ void set_moved(int mover, int steps) { set(moved_[mover], steps); }
+  __device__ int moved(int mover) const { return get(moved_[mover]); }
+  __device__ void pause() const {}
+
+ private:
+  __device__ static void set(CtaCount& count, int value) {
+    __syncwarp();  // the other threads' accesses come before lane 0's release
+    if (threadIdx.x % 32 == 0) count.set(value);
+  }
+  __device__ static int get(const CtaCount& count) {
+    const int value = __shfl_sync(0xffffffffu, count.get(), 0);  // all threads decide alike
+    __syncwarp();
+    return value;
+  }
+
+  CtaCount granted_, moved_[kMaxMovers];
+};
+
 /// What a rank keeps beside its window, in its GPU's memory, zeroed at first. Followed by last_used.
 struct DeviceState {
-  static constexpr int kMaxRoles = 4;
+  static constexpr int kMaxCtas = 256;
 
   WindowState window;
-  std::uint32_t running[kMaxRoles] = {};  // 1 while that role of an operation runs
-  std::uint32_t ended = 0;                // roles of this operation that have ended
+  std::uint32_t running[kMaxCtas] = {};  // 1 while that CTA of an operation runs
+  std::uint32_t ended = 0;               // CTAs of this operation that have ended
 };
 
 /// Where the host looks for a rank's failure: memory that both see.
@@ -103,8 +151,17 @@ class WarpMem {
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   template <class T>
   __device__ static void copy_as(void* to, const void* from, std::size_t bytes) {
-    for (std::size_t i = lane(); i < bytes / sizeof(T); i += 32)
-      static_cast<T*>(to)[i] = static_cast<const T*>(from)[i];
+    constexpr int kAtOnce = 4;  // loads in flight
+    const auto count = static_cast<int>(bytes / sizeof(T));
+    for (int first = lane(); first < count; first += 32 * kAtOnce) {
+      T some[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (first + 32 * i < count) some[i] = static_cast<const T*>(from)[first + 32 * i];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (first + 32 * i < count) static_cast<T*>(to)[first + 32 * i] = some[i];
+    }
   }
   __device__ void count(int peer, std::size_t bytes) {
     if (peer == rank_) return;
@@ -119,18 +176,18 @@ class WarpMem {
   Moved moved_;
 };
 
-/// First thing of a role, by the whole CTA: false if that role of another operation still runs.
-__device__ inline bool begin_role(DeviceState& state, int role, int* said) {
-  if (threadIdx.x == 0) *said = ptx::exchange_relaxed_gpu(&state.running[role], 1) == 0;
+/// First thing of a rank's CTA: false if that CTA of another operation still runs.
+__device__ inline bool begin_cta(DeviceState& state, int cta, int* said) {
+  if (threadIdx.x == 0) *said = ptx::exchange_relaxed_gpu(&state.running[cta], 1) == 0;
   __syncthreads();
   const bool free = *said != 0;
   __syncthreads();
   return free;
 }
 
-/// Last thing of a role, by the whole CTA; returns true on thread 0 of the last role of the rank to end. That thread
-/// then owns the state until the kernel ends.
-__device__ inline bool end_role(DeviceState& state, int role, int roles, const Moved& moved, Moved& total) {
+/// Last thing of a CTA; returns true on thread 0 of the rank's last one to end. That thread then owns the state until the
+/// kernel ends.
+__device__ inline bool end_cta(DeviceState& state, int cta, int ctas, const Moved& moved, Moved& total) {
   if (threadIdx.x % 32 == 0) {
     auto* const counters = reinterpret_cast<unsigned long long*>(&total);
     const std::int64_t mine[] = {moved.rows, moved.bytes, moved.rail_rows, moved.rail_bytes};
@@ -139,9 +196,9 @@ __device__ inline bool end_role(DeviceState& state, int role, int roles, const M
   }
   __syncthreads();
   if (threadIdx.x != 0) return false;
-  ptx::exchange_relaxed_gpu(&state.running[role], 0);
+  ptx::exchange_relaxed_gpu(&state.running[cta], 0);
   __threadfence();
-  const bool last = atomicAdd(&state.ended, 1u) + 1 == static_cast<unsigned>(roles);
+  const bool last = atomicAdd(&state.ended, 1u) + 1 == static_cast<unsigned>(ctas);
   __threadfence();
   if (last) state.ended = 0;
   return last;

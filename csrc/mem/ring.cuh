@@ -4,10 +4,11 @@
 //   load(from, n)   global memory, a peer's too -> that stage, asynchronous
 //   wait()          the oldest loaded stage is full, so what it was loaded from has been read; its address
 //   store(to, n)    that stage -> global memory, a peer's too, asynchronous; wait and store come in pairs
+//   store_each(to, n)   the same to a place for each lane, null for none; skip(): to no place, once the warp has read it
 //   drain(n)        all stores but the youngest n are in place; Mem::drain of proto/exchange.h is drain(0)
 //   abandon()       the way out when a wait failed: nothing is in flight any more
 //
-// All lanes of the warp call together; lane 0 issues. Loads may run ahead of stores: up to `stages` rows are held, and
+// All lanes of the warp call together; lane 0 issues loads, every lane its own stores. Loads may run ahead of stores: up to `stages` rows are held, and
 // the other stages are being stored meanwhile. No wait here has a deadline: a copy that was issued ends.
 #pragma once
 #include <cstddef>
@@ -49,12 +50,18 @@ class Ring {
     lanes_.sync();
   }
 
+  __device__ int stages() const { return layout_.stages; }
+  __device__ int stage_bytes() const { return layout_.stage_bytes; }
+  /// Whether this lane is the one that names a single place.
+  __device__ bool leads() const { return lanes_.rank() == 0; }
   /// Rows loaded and not yet stored.
   __device__ int held() const { return loads_ - stores_; }
 
   __device__ void acquire() const {
     // The groups younger than the one that last used the stage may go on.
-    if (loads_ >= layout_.stages) ptx::bulk_wait_group_read(stores_ + layout_.stages - 1 - loads_);
+    if (loads_ < layout_.stages) return;
+    ptx::bulk_wait_group_read(stores_ + layout_.stages - 1 - loads_);
+    lanes_.sync();  // every lane has waited for its own
   }
   __device__ void load(const void* from, int bytes) {
     if (lanes_.rank() == 0) {
@@ -69,23 +76,32 @@ class Ring {
     }
     return stage(oldest_);
   }
-  __device__ void store(void* to, int bytes) {
-    lanes_.sync();  // no lane still waits for, or reads, the stage that lane 0 is about to pass on
-    if (lanes_.rank() == 0) {
-      ptx::bulk_store(to, stage(oldest_), bytes);
-      ptx::bulk_commit_group();
-    }
-    ++stores_;
-    advance();
+  __device__ void store(void* to, int bytes) { store_each(lanes_.rank() == 0 ? to : nullptr, bytes); }
+  __device__ void store_each(void* to, int bytes) {
+    lanes_.sync();  // no lane still waits for, or reads, the stage that is about to be passed on
+    if (to != nullptr) ptx::bulk_store(to, stage(oldest_), bytes);
+    pass();
   }
+  __device__ void skip() { store_each(nullptr, 0); }
 
-  __device__ void drain(int pending = 0) const { ptx::bulk_wait_group(pending); }
+  /// Rows stored or skipped so far.
+  __device__ int passed() const { return stores_; }
+  __device__ void drain(int pending = 0) const {
+    ptx::bulk_wait_group(pending);
+    lanes_.sync();
+  }
   __device__ void abandon() {
     for (; held() > 0; ++stores_, advance()) wait();
     drain();
   }
 
  private:
+  /// A group for each stage on every lane, empty or not: lanes count alike.
+  __device__ void pass() {
+    ptx::bulk_commit_group();
+    ++stores_;
+    advance();
+  }
   __device__ void advance() {
     if (++oldest_ == layout_.stages) oldest_ = 0, parity_ ^= 1;
   }

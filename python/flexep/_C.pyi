@@ -5,6 +5,7 @@ MAP_BANDS: int
 MAX_CHUNKS: int
 MAX_DEVICE_OPS: int
 MAX_DEVICE_RANKS: int
+MAX_DEVICE_SLICES: int
 cuda_archs: str
 route_max_experts: int
 route_max_top_k: int
@@ -49,8 +50,29 @@ class DeliverArgs:
         hidden: int,
     ) -> None: ...
 
+class DeviceTuning:
+    add_movers: int
+    home_movers: int
+    offer_movers: int
+    offer_stages: int
+    place_movers: int
+    place_stages: int
+    push_movers: int
+    push_stages: int
+    def __init__(self) -> None: ...
+
 class DeviceWorld:
-    def __init__(self, shape: WindowShape, windows: int, states: int, reports: int, moved: int) -> None: ...
+    tuning: DeviceTuning
+    def __init__(
+        self,
+        shape: WindowShape,
+        first_rank: int,
+        hosted: int,
+        windows: int,
+        states: int,
+        reports: int,
+        moved: int,
+    ) -> None: ...
 
 class Error(ValueError): ...
 
@@ -157,6 +179,7 @@ class WindowShape:
         self,
         ranks: int,
         domain_size: int,
+        slices: int,
         slots: int,
         pull_tokens: int,
         push_tokens: int,
@@ -232,12 +255,12 @@ def device_deliver(
 def device_exchange_records(
     world: DeviceWorld, args: collections.abc.Sequence[RecordArgs], op: int, seconds: float, stream: int
 ) -> None: ...
-def device_fault(world: DeviceWorld, rank: int) -> FaultRecord | None: ...
+def device_fault(world: DeviceWorld, hosted: int) -> FaultRecord | None: ...
 def device_publish(
     world: DeviceWorld, args: collections.abc.Sequence[PublishArgs], op: int, seconds: float, stream: int
 ) -> None: ...
-def device_report_bytes(ranks: int) -> int: ...
-def device_state_bytes(ranks: int) -> int: ...
+def device_report_bytes(hosted: int) -> int: ...
+def device_state_bytes(shape: WindowShape, hosted: int) -> int: ...
 def dot_rows(
     out: int, a: tuple[int, int, int], b: tuple[int, int, int], idx: int, rows: int, hidden: int, threads: int
 ) -> None: ...

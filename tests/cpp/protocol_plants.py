@@ -15,7 +15,8 @@ from tests.cpp.compile import ROOT
 
 @dataclass(frozen=True)
 class Plant:
-    """`right` is an expression, or statements that end with ';' and perhaps a comment. `seen_in`: a scenario. `seen_as`: its failure."""
+    """`right` is an expression, or statements that end with ';' and perhaps a comment. `seen_in`: a scenario. `seen_as`:
+    its failure."""
 
     name: str
     file: str
@@ -55,7 +56,10 @@ MOVED = "mover_.done()"
 HELD_UP = "settle();  // whom the waiter waits for may wait for these"
 NO_MORE = "progress_.granted() == kNoMore"
 
+STEP_OF = "step_of_.get(over_ % kTags) - 1"
+
 EXCHANGE, BARRIER, RELAY, CREW = "proto/exchange.h", "proto/barrier.h", "proto/relay.h", "proto/crew.h"
+RING = "mem/ring_mover.h"
 WAIT, WINDOW, TOPOLOGY = "proto/wait.h", "proto/window.h", "proto/topology.h"
 
 PULLED, SUM, BOARD, RECORD = "a pulled row differs", "a sum differs", "a board differs", "a record differs"
@@ -71,12 +75,33 @@ PLANTS = [
     Plant("early credit: all at once", EXCHANGE, GIVEN_BACK, "signal(kMaxChunks)", "records", GROWTH),
     Plant("early credit: before the step", CREW, TEAM_MOVES, TEAM_MOVES_LATE, "push relay", SUM),
     Plant("a mover goes ahead of its grant", CREW, GRANTED, "granted_ >= step_ - 1", "pull", PULLED),
-    Plant("a poster goes ahead of a mover", CREW, MOVED_ALL, "progress_.moved(mover) < step_ - 1", "push", SUM),
+    Plant(
+        "a poster goes ahead of a mover", CREW, MOVED_ALL, "progress_.moved(mover) < step_ - 1", "push", SUM
+    ),
     Plant("a mover's step said to be done when it was begun", CREW, MOVED, "step_", "push", SUM),
     Plant("a mover that is held up keeps what it has", CREW, HELD_UP, "", "pull", DEADLOCK),
-    Plant("a poster that never hears of the end", CREW, NO_MORE, "false", "one is killed in a pull", DEADLOCK),
-    Plant("a credit of a relay given for one chunk more", RELAY, RELAY_POSTS,
-          "exchange.release(from, in(i), chunk + 1, last)", "push relay", SUM),
+    Plant(
+        "a poster that never hears of the end", CREW, NO_MORE, "false", "one is killed in a pull", DEADLOCK
+    ),
+    Plant(
+        "a ring's step said to be done at its first row",
+        RING,
+        STEP_OF,
+        "step_of_.get(over_ % kTags)",
+        "pull",
+        PULLED,
+    ),
+    Plant("a ring's store said to be in place", RING, "ring_.drain(late)", "(void)0", "pull", PULLED),
+    Plant("a ring that ends with stores under way", RING, "ring_.drain();", "", "pull", PULLED),
+    Plant("a ring that keeps what it holds", RING, "ring_.held() > 0", "false", "pull", PULLED),
+    Plant(
+        "a credit of a relay given for one chunk more",
+        RELAY,
+        RELAY_POSTS,
+        "exchange.release(from, in(i), chunk + 1, last)",
+        "push relay",
+        SUM,
+    ),
     Plant(
         "reuse of a chunk too soon",
         EXCHANGE,

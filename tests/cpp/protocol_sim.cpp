@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "mem/ring_mover.h"
 #include "sim/judge.h"
 #include "sim/sim.h"
 
@@ -40,6 +41,58 @@ struct Result {
 
 constexpr Publish kAll = Publish::all, kNothing = Publish::nothing;
 
+using Counts = std::map<std::pair<int, int>, SimCounts>;  // by team and crew
+
+/// The crews of one lane: every operation that moves rows has one, with counts of its own.
+template <class Mem, class Progress>
+struct LaneCrews {
+  const World& world;
+  Sim& sim;
+  Counts& counts;
+  int rank, lane;
+  int crews = 0;
+
+  template <class Exchange, class Use>
+  Status operator()(Exchange& exchange, const Use& use) {
+    if (!world.split) return with_team(exchange, use);
+    SimMover<Mem> mover(sim, rank, lane);
+    return with_mover(exchange, mover, use);
+  }
+  template <class Exchange, class Use>
+  Status sends(Exchange& exchange, const Use& use) {
+    if (!world.split || !world.rings) return (*this)(exchange, use);
+    RingMover mover(Mem(sim, rank, lane), ring(), kRowBytes, Until::stored, StoreEach{});
+    return with_mover(exchange, mover, use);
+  }
+  template <class Exchange, class Check, class Use>
+  Status places(Exchange& exchange, const Check& check, const Use& use) {
+    if (!world.split || !world.rings) return (*this)(exchange, [&](auto& crew) { return use(crew, check); });
+    RingMover mover(Mem(sim, rank, lane), ring(), kRowBytes, Until::read, CheckEach<Check>{check});
+    const MoveRows<decltype(mover)> rows{mover};
+    return with_mover(exchange, mover, [&](auto& crew) { return use(crew, rows); });
+  }
+
+ private:
+  SimRing ring() const { return {sim, lane, world.stages, world.stage_bytes, kRowBytes}; }
+  template <class Exchange, class Use>
+  Status with_team(Exchange& exchange, const Use& use) {
+    TeamCrew crew(exchange);
+    return use(crew);
+  }
+  template <class Team, class Mover, class Use>
+  Status with_mover(Exchange<Mem, Team>& exchange, Mover& mover, const Use& use) {
+    const int number = lane / world.lanes, here = lane % world.lanes;
+    SimCounts& told = counts.try_emplace({number, crews++}, sim, lane - here, world.lanes).first->second;
+    SimSolo solo(sim, lane);
+    Exchange<Mem, SimSolo> alone(exchange.mem(), solo, exchange.layout(), exchange.operation());
+    Progress progress(told, lane);
+    SplitCrew crew(actor_of(here), alone, mover, mover_lanes(here, world.lanes), progress);
+    const Status status = use(crew);
+    crew.finish();
+    return status;
+  }
+};
+
 template <class Mem, class Team, class Progress = SimProgress<kAll, kAll>>
 Result run(const Scenario& scenario, std::uint64_t seed) {
   const World world(scenario, seed);
@@ -48,7 +101,7 @@ Result run(const Scenario& scenario, std::uint64_t seed) {
   std::vector<RankState> ranks;
   std::vector<Gate> meetings;
   std::vector<SimTeam::Shared> teams;
-  std::map<std::pair<int, int>, SimCounts> counts;  // by team and crew
+  Counts counts;
   for (int rank = 0; rank < R; ++rank) {
     ranks.emplace_back(world, rank);
     std::vector<int> of_rank;
@@ -68,26 +121,9 @@ Result run(const Scenario& scenario, std::uint64_t seed) {
       Mem mem(sim, rank, lane);
       const int number = lane / world.lanes;
       Team team(sim, teams[number], lane);
-      int crews = 0;  // so far; each has counts of its own
-      const auto with_crew = [&](auto& exchange, const auto& use) {
-        if (!world.split) {
-          TeamCrew crew(exchange);
-          return use(crew);
-        }
-        const int first = number * world.lanes;
-        SimCounts& told = counts.try_emplace({number, crews++}, sim, first, world.lanes).first->second;
-        SimSolo solo(sim, lane);
-        Exchange<Mem, SimSolo> alone(exchange.mem(), solo, exchange.layout(), exchange.operation());
-        SimMover<Mem> mover(sim, rank, lane);
-        Progress progress(told, lane);
-        SplitCrew crew(actor_of(lane - first), alone, mover, mover_lanes(lane - first, world.lanes),
-                       progress);
-        const Status status = use(crew);
-        crew.finish();
-        return status;
-      };
+      LaneCrews<Mem, Progress> crews{world, sim, counts, rank, lane};
       const auto meet = [&] { meetings[rank].pass([&] { sim.memory.meet(meetings[rank].lanes()); }); };
-      run_lane(world, rank, number % world.teams(), mem, team, with_crew, meet, ranks[rank], wrong);
+      run_lane(world, rank, number % world.teams(), mem, team, crews, meet, ranks[rank], wrong);
     });
   if (scenario.fate == Fate::one_killed)
     sim.scheduler.ring_at(sim.random.below(400 * R), [&] { sim.kill_rank(world.odd_rank); });

@@ -64,6 +64,39 @@ struct LateMover {
   const void* view(int from, std::size_t at, std::size_t bytes) { return mem.view(from, at, bytes); }
 };
 
+/// The crews of one lane: every operation that moves rows has one, with counts of its own.
+template <class Mem, std::memory_order kSet>
+struct LaneCrews {
+  const World& world;
+  Mem& mem;
+  std::vector<ThreadProgress<kSet>>& progress;  // of the team, by crew
+  int lane;                                     // of the team
+  int crews = 0;
+
+  template <class Team, class Use>
+  Status operator()(Exchange<Mem, Team>& exchange, const Use& use) {
+    if (!world.split) {
+      TeamCrew crew(exchange);
+      return use(crew);
+    }
+    SoloTeam solo;
+    Exchange<Mem, SoloTeam> alone(mem, solo, exchange.layout(), exchange.operation());
+    LateMover<Mem> mover{mem};
+    SplitCrew crew(actor_of(lane), alone, mover, mover_lanes(lane, world.lanes), progress[crews++]);
+    const Status status = use(crew);
+    crew.finish();
+    return status;
+  }
+  template <class Exchange, class Use>
+  Status sends(Exchange& exchange, const Use& use) {
+    return (*this)(exchange, use);
+  }
+  template <class Exchange, class Check, class Use>
+  Status places(Exchange& exchange, const Check& check, const Use& use) {
+    return (*this)(exchange, [&](auto& crew) { return use(crew, check); });
+  }
+};
+
 struct Free {
   void operator()(char* memory) const { std::free(memory); }
 };
@@ -99,23 +132,8 @@ std::string run(const Scenario& scenario, std::uint64_t seed) {
       Team team(lane % world.lanes, world.lanes, *teams[lane / world.lanes]);
       const auto meet = [&] { meetings[rank]->arrive_and_wait(); };
       const int number = lane / world.lanes;
-      int crews = 0;
-      const auto with_crew = [&](auto& exchange, const auto& use) {
-        if (!world.split) {
-          TeamCrew crew(exchange);
-          return use(crew);
-        }
-        SoloTeam solo;
-        Exchange<Mem, SoloTeam> alone(mem, solo, exchange.layout(), exchange.operation());
-        LateMover<Mem> mover{mem};
-        const int here = lane % world.lanes;
-        SplitCrew crew(actor_of(here), alone, mover, mover_lanes(here, world.lanes),
-                       progress[number][crews++]);
-        const Status status = use(crew);
-        crew.finish();
-        return status;
-      };
-      run_lane(world, rank, number % world.teams(), mem, team, with_crew, meet, ranks[rank], wrong);
+      LaneCrews<Mem, kSet> crews{world, mem, progress[number], lane % world.lanes};
+      run_lane(world, rank, number % world.teams(), mem, team, crews, meet, ranks[rank], wrong);
     });
   for (std::thread& thread : threads) thread.join();
   return failure ? failure.load() : judge(world, ranks);

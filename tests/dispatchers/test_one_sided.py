@@ -10,6 +10,7 @@ import torch
 
 import flexep
 from flexep.config import WINDOWED
+from flexep.dispatchers import one_sided
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
 from flexep.transport._window import OPS
@@ -57,6 +58,31 @@ def test_a_small_window_moves_the_same_rows(backend: str, ranks: int, domain_siz
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     with pytest.raises(flexep.ArgumentError, match=r"window_bytes = .*at least"):
         flexep.Dispatcher(group, backend=backend, domain_size=domain_size, window_bytes=budget // 2, **SHAPE)
+
+
+@pytest.mark.parametrize("backend", WINDOWED)
+@pytest.mark.parametrize(("ranks", "domain_size"), [(1, None), (3, None), (4, 2), (6, 3), (6, 2)])
+@pytest.mark.parametrize("capacity", [None, 30])
+def test_slices_side_by_side_move_the_same_rows(
+    backend: str, ranks: int, domain_size: int | None, capacity: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window of a GPU has a slice for each multiprocessor; the same roles run here, some of them without a chunk."""
+    group = flexep.Group.local(ranks)
+    x, topk_idx, weights = inputs(ranks)
+    shape = {**SHAPE, "domain_size": domain_size, "capacity": capacity, "overflow": "drop", "alignment": 2}
+    plain = flexep.Dispatcher(group, backend="alltoall", **shape)
+    want = round_trip(plain, x, topk_idx, weights)
+    for slices, budget in ((2, None), (3, 1 << 15), (40, None)):
+        monkeypatch.setattr(one_sided, "num_slices", lambda config, group, n=slices: n)
+        ep = flexep.Dispatcher(group, backend=backend, window_bytes=budget, **shape)
+        assert ep._alive().backend.shape.slices > 1
+        for _ in range(2):  # with rings that the first round has left behind
+            got = round_trip(ep, x, topk_idx, weights)
+            assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True)), slices
+        moved, floor = ep.traffic["dispatch.rows"], plain.traffic["dispatch.rows"]
+        assert moved.remote_rows > 0 or ranks == 1
+        if backend == "deepep" or domain_size is None:
+            assert moved.remote_rows == (2 * floor.remote_rows if capacity is None else moved.remote_rows)
 
 
 @pytest.mark.parametrize("backend", WINDOWED)

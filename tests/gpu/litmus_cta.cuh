@@ -101,7 +101,7 @@ __global__ void watch(std::uint32_t* lines, int rounds, Tally& tally) {
 }
 
 // --- roles: launches of kRoles CTAs, judged by a kernel of their own ---------------------------------------------
-constexpr int kRoles = flexep::DeviceState::kMaxRoles, kRoleThreads = 64;
+constexpr int kRoles = 4, kRoleThreads = 64;  // CTAs of a rank
 
 struct Roles {
   flexep::DeviceState state;
@@ -112,7 +112,7 @@ struct Roles {
 
 struct RightEnd {
   static __device__ bool end(Roles& roles, int role, const flexep::Moved& moved) {
-    return flexep::end_role(roles.state, role, kRoles, moved, roles.total);
+    return flexep::end_cta(roles.state, role, kRoles, moved, roles.total);
   }
 };
 /// Planted: the roles are counted without fences.
@@ -163,7 +163,7 @@ __global__ void end_roles(Roles& roles, int round, Tally& tally) {
   const int role = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   for (int r = 0; r < kRoles; ++r) load_plain(&roles.words[r][thread]);  // an old copy in this SM's L1
   if (!start_together(roles, tally)) return;
-  const bool began = flexep::begin_role(roles.state, role, &said);
+  const bool began = flexep::begin_cta(roles.state, role, &said);
   if (thread == 0 && began) atomicAdd(&roles.entered, 1u);
   store_plain(&roles.words[role][thread], mix(round, role * kRoleThreads + thread));
   if (!End::end(roles, role, {1, 0, 0, 0})) return;
@@ -184,7 +184,7 @@ __global__ void judge_ends(Roles& roles, int round, Tally& tally) {
 }
 
 struct RightBegin {
-  static __device__ bool begin(Roles& roles, int* said) { return flexep::begin_role(roles.state, 0, said); }
+  static __device__ bool begin(Roles& roles, int* said) { return flexep::begin_cta(roles.state, 0, said); }
 };
 /// Planted: looks whether the role runs, then says that it does.
 struct RacyBegin {

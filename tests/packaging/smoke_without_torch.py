@@ -31,6 +31,6 @@ rule = _C.RouteRule(0, 1, 1, 1, False, False, 1.0)
 assert refuses(
     lambda: _C.route(rule, 0, 0, 0, 0, tokens=1, experts=2, ids=0, weights=0, probs=0, threads=1, stream=0)
 )
-assert refuses(lambda: _C.device_state_bytes(1))
+assert refuses(lambda: _C.device_report_bytes(1))
 assert not any(name == "torch" for name in sys.modules)
 print(f"flexep {flexep.__version__} imports without torch")

@@ -1,5 +1,4 @@
-"""One-sided operations: csrc/kernels/host_exec.h on the CPU, device_exec.h among the ranks of one GPU. Tensors in,
-addresses out.
+"""One-sided operations: csrc/kernels/host_exec.h on the CPU, device_exec.h on GPUs. Tensors in, addresses out.
 
 Everything here is collective over the ranks of the windows and takes one item per hosted rank. On the CPU calls return
 when the rank's own part is done. The GIL is released while they run.
@@ -20,6 +19,7 @@ from flexep.errors import ArgumentError, WindowBroken, WindowBusy
 Report = _C.Report  # what one operation did on one rank
 Fault = _C.FaultRecord
 MAX_CHUNKS: int = _C.MAX_CHUNKS  # of one operation
+MAX_DEVICE_SLICES: int = _C.MAX_DEVICE_SLICES  # of a window in GPU memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,9 @@ class WindowShape:
     """What fixes the layout of a window, the same on every rank; see csrc/proto/window.h.
 
     Attributes: `domain_size`: ranks that reach each other directly (all of them: one hop). `slices`: parts that work
-    side by side, with words and rings of their own. `slots`: chunks a ring of a slice holds. `pull_tokens`, `push_tokens`: tokens of a chunk. `*_row_bytes`: multiples of 16. `mail_bytes`: bytes of a
-    chunk of records. `board_ints`: integers a rank may publish at once. `registered_rows`: rows of x for zero copy.
+    side by side, with words and rings of their own. `slots`: chunks a ring of a slice holds. `pull_tokens`,
+    `push_tokens`: tokens of a chunk. `*_row_bytes`: multiples of 16. `mail_bytes`: bytes of a chunk of records.
+    `board_ints`: integers a rank may publish at once. `registered_rows`: rows of x for zero copy.
     """
 
     ranks: int
@@ -203,32 +204,36 @@ class HostWindows:
 
 
 class DeviceWindows:
-    """The same operations on windows in GPU memory, for the ranks that live on one GPU: each is enqueued on the current
-    stream, and nothing waits for it.
+    """The same operations on windows in GPU memory: each is enqueued on the current stream, and nothing waits for it.
 
-    Args: `addresses` [R]: every rank's window as this GPU maps it, zeroed; they must outlive this object. `hosted`: the
-    ranks that this process plays, neighbours. Tensors of every call must stay alive until the stream has passed it,
-    which the caching allocator sees to.
+    Args: `addresses`: [R], where each rank's zeroed window lies as `device` maps it; the memory outlives this object.
+    `hosted`: the ranks that live on this GPU and are played here: one, or all. Tensors of every call must stay alive
+    until the stream has passed it, which the caching allocator sees to.
     """
 
     def __init__(
         self, shape: WindowShape, addresses: Sequence[int], hosted: Sequence[int], device: torch.device
     ) -> None:
-        ranks = len(hosted)
+        ranks, native = len(hosted), shape.native
         if ranks > _C.MAX_DEVICE_RANKS:
             raise ArgumentError("size", ranks, f"at most {_C.MAX_DEVICE_RANKS} ranks on one GPU")
-        states = torch.zeros(_C.device_state_bytes(ranks), dtype=torch.uint8, device=device)
+        states = torch.zeros(_C.device_state_bytes(native, ranks), dtype=torch.uint8, device=device)
         # The GPU writes failures here and the host reads them, without waiting for anything.
         reports = torch.zeros(_C.device_report_bytes(ranks), dtype=torch.uint8, pin_memory=True)
         self.moved = torch.zeros((ranks, _C.MAX_DEVICE_OPS, 4), dtype=torch.int64, device=device)
-        table = torch.tensor(addresses, dtype=torch.int64, device=device)
+        table = torch.tensor(list(addresses), dtype=torch.int64, device=device)
         self._kept = (states, reports, table)
         self._device = device
-        self._ranks = ranks
+        self._hosted = ranks
         self._world = _C.DeviceWorld(
-            shape=shape.native, windows=table.data_ptr(), states=states.data_ptr(),
-            reports=reports.data_ptr(), moved=self.moved.data_ptr(),
+            shape=native, first_rank=hosted[0], hosted=ranks, windows=table.data_ptr(),
+            states=states.data_ptr(), reports=reports.data_ptr(), moved=self.moved.data_ptr(),
         )  # fmt: skip
+
+    def tune(self, **settings: int) -> None:
+        """Sets fields of DeviceTuning (csrc/kernels/device_exec.h): speed changes, bits do not."""
+        for name, value in settings.items():
+            setattr(self._world.tuning, name, value)
 
     def publish(
         self, ints: Sequence[torch.Tensor], all_ints: Sequence[torch.Tensor], op: int, seconds: float
@@ -259,8 +264,8 @@ class DeviceWindows:
 
     def fault(self) -> Fault | None:
         """A failure that the GPU has reported so far."""
-        for rank in range(self._ranks):
-            fault = _C.device_fault(self._world, rank)
+        for hosted in range(self._hosted):
+            fault = _C.device_fault(self._world, hosted)
             if fault is not None:
                 return fault
         return None

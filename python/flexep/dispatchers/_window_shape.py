@@ -3,52 +3,87 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from flexep._native.window import MAX_CHUNKS, WindowShape
+import torch
+
+from flexep._native.window import MAX_CHUNKS, MAX_DEVICE_SLICES, WindowShape
 from flexep.config import ROW_BYTES, DispatcherConfig
 from flexep.dispatchers._agree import HEADER_INTS
 from flexep.errors import ArgumentError
+from flexep.group import Group
 
-SLOTS = 2  # chunks of a ring: one is read while the next is written
-DEFAULT_BYTES = 32 << 20  # of all rings
-CHUNK_BYTES = (
-    512 << 10
-)  # a chunk that stays in a core's cache between the one who writes it and the one who reads it
+
+@dataclass(frozen=True)
+class _Rings:
+    """What suits a kind of memory. `slots`: chunks of a ring, read and written at once. `ring_bytes`: of all rings.
+    `chunk_bytes`: rows that are handed over together."""
+
+    slots: int
+    ring_bytes: int
+    chunk_bytes: int
+
+
+# On the CPU a chunk stays in a core's cache between the one who writes it and the one who reads it. On a GPU a chunk is
+# a slice's, small so that the ends of the pipe are short, and rings are long enough to cover a credit's way back:
+# docs/decisions/exchange-spike.md.
+_CPU, _GPU = _Rings(2, 32 << 20, 512 << 10), _Rings(4, 128 << 20, 256 << 10)
+LEAST_SLOTS = 2  # one is read while the next is written
 MAIL_BYTES = 64 << 10
+DEFAULT_SMS = {"flat": 24, "expert_major": 64}
 
 
-def window_shape(config: DispatcherConfig, hop_size: int) -> WindowShape:
+def num_slices(config: DispatcherConfig, group: Group) -> int:
+    """Parts of a window that work side by side: multiprocessors of a GPU that a rank takes; 1 on the CPU.
+
+    `config.num_sms`, or 24 for flat rows and 64 where they are expanded; fewer where the GPU or the tokens do not
+    allow it. The ranks of a local group share one GPU, and all their CTAs must be there at once.
+    """
+    if group.device.type != "cuda":
+        return 1
+    here = torch.cuda.get_device_properties(group.device).multi_processor_count // len(group.hosted)
+    wanted = DEFAULT_SMS[config.layout] if config.num_sms is None else config.num_sms
+    return max(1, min(wanted, here, MAX_DEVICE_SLICES, config.max_tokens))
+
+
+def window_shape(
+    config: DispatcherConfig, hop_size: int, slices: int = 1, on_gpu: bool = False
+) -> WindowShape:
     """The shape of every rank's window, for rows that travel in hops of `hop_size` ranks.
 
-    The budget (`config.window_bytes`, or 32 MiB) is for the rings of rows: half for rows that are pulled (one ring
-    for a rank's own rows, one for each domain it relays), half for partial sums that are pushed (one for each rank or
-    domain that pushes here).
+    The budget (`config.window_bytes`; 32 MiB, on a GPU 128) is for the rings of rows: half for rows that are pulled
+    (one ring for a rank's own rows, one for each domain it relays), half for partial sums that are pushed (one for
+    each rank or domain that pushes here). A budget too small for `slices` makes them fewer.
 
     Raises ArgumentError when the budget does not hold one token a chunk.
     """
     R, D = config.num_ranks, config.num_ranks // hop_size
+    rings = _GPU if on_gpu else _CPU
     pull_row = config.row_bytes
     push_row = config.hidden * max(config.dtype.itemsize, config.combine_dtype.itemsize)
-    pull_line = SLOTS * (1 if D == 1 else 1 + D) * pull_row
-    push_line = SLOTS * (R if D == 1 else R + D) * push_row
-    budget = DEFAULT_BYTES if config.window_bytes is None else config.window_bytes
-    least = math.ceil(config.max_tokens / MAX_CHUNKS)
+    pull_line, push_line = (1 if D == 1 else 1 + D) * pull_row, (R if D == 1 else R + D) * push_row
+    budget = rings.ring_bytes if config.window_bytes is None else config.window_bytes
+    room = budget // 2 // max(pull_line, push_line)  # tokens of all chunks of all slices
+    slots = rings.slots if room >= rings.slots * slices else LEAST_SLOTS
+    slices = min(slices, max(1, room // slots))
+    of_slice = math.ceil(config.max_tokens / slices)
+    least = max(1, math.ceil(of_slice / MAX_CHUNKS))
     tokens = [
-        min(budget // 2 // line, max(1, config.max_tokens), max(1, CHUNK_BYTES // row))
+        min(budget // 2 // (slices * slots * line), max(1, of_slice), max(1, rings.chunk_bytes // row))
         for line, row in ((pull_line, pull_row), (push_line, push_row))
     ]
     if config.window_bytes is None:
-        tokens = [max(1, least, n) for n in tokens]
-    if min(tokens) < max(1, least):
-        needed = 2 * max(1, least) * max(pull_line, push_line)
+        tokens = [max(least, n) for n in tokens]
+    if min(tokens) < least:
+        needed = 2 * least * LEAST_SLOTS * max(pull_line, push_line)
         raise ArgumentError("window_bytes", config.window_bytes, f"at least {needed} bytes for this shape")
     record = 4 * (1 + 3 * config.top_k)
-    mail = min(MAIL_BYTES, max(record, config.max_tokens * record))
+    mail = min(MAIL_BYTES, max(record, of_slice * record))
     return WindowShape(
         ranks=R,
         domain_size=hop_size,
-        slices=1,
-        slots=SLOTS,
+        slices=slices,
+        slots=slots,
         pull_tokens=tokens[0],
         push_tokens=tokens[1],
         pull_row_bytes=pull_row,

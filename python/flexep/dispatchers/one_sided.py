@@ -23,7 +23,7 @@ from flexep._native.plan import (
 from flexep._native.window import Arrivals, Collect, Deliver, Relayed
 from flexep.config import DispatcherConfig
 from flexep.dispatchers import _hops as hops
-from flexep.dispatchers._window_shape import window_shape
+from flexep.dispatchers._window_shape import num_slices, window_shape
 from flexep.dispatchers.backend import Backend, Delivered, Planned, Published, Tensors, slots_at_home
 from flexep.errors import ArgumentError
 from flexep.group import Group
@@ -50,7 +50,8 @@ class OneSidedBackend(Backend):
 
     def __init__(self, group: Group, config: DispatcherConfig, table: PlanTable) -> None:
         super().__init__(group, config, table)
-        self.shape = window_shape(config, self.hop_size)
+        slices, on_gpu = num_slices(config, group), group.device.type == "cuda"
+        self.shape = window_shape(config, self.hop_size, slices, on_gpu)
         self.window = make_window(group, self.shape, config.timeout)
         self.collectives = WindowCollectives(self.window)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -102,4 +103,6 @@ def _call(main: RankMain, args: tuple[object, ...]) -> None:
     """Not destroyed when `main` raises: that can wait for peers, and the process is about to end anyway."""
     assert dist.group.WORLD is not None
     main(dist.group.WORLD, *args)
+    # Whatever cycle still holds the group lets go of it now: its threads are joined before the interpreter ends.
+    gc.collect()
     dist.destroy_process_group()

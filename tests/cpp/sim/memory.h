@@ -76,6 +76,20 @@ class Memory {
     me.targets.clear();
   }
 
+  /// The same for a lane's first `count` puts that are under way.
+  void drain_first(int lane, int count) {
+    Lane& me = lanes_[lane];
+    const std::uint32_t tick = ++me.knows[lane];
+    for (; count > 0; --count) {
+      Put put = std::move(me.flying.front());
+      me.flying.erase(me.flying.begin());
+      put.copy();
+      put.clock = lane, put.tick = tick;
+      me.drained.push_back(std::move(put));
+      me.targets.pop_front();
+    }
+  }
+
   /// Writes a signal. `all`: whoever reads it knows what this lane knows, its drained puts included.
   void post(int lane, int rank, int to, std::size_t at, Signal signal, Publish publish = Publish::all) {
     check_word(rank, to, at, signal);
@@ -169,6 +183,11 @@ class Memory {
     for (const std::size_t put : handover.puts) lanes_[lane].drained.push_back(handed_[put]);
   }
   void end_views(int lane) { come(lane, lane); }
+  /// The lane has read a view to this place: nothing more, if that is its end.
+  void end_view(int lane, const void* end) {
+    auto& views = lanes_[lane].views;
+    std::erase_if(views, [end](const View& view) { return view.words.data() + view.words.size() == end; });
+  }
 
   /// Everybody learns what everybody knows, as when threads are joined: what they have drained is in place.
   void meet(const std::vector<int>& lanes) {

@@ -52,10 +52,14 @@ struct PlaceCheck {
   const Wrong& wrong;
 
   void place(int j, const void* row, const void*) const {
+    piece(j, static_cast<const char*>(row), 0, kRowBytes);
+  }
+  void piece(int j, const char* bytes, int offset, int count) const {
     int source = 0;
     while (plan.arrival_base[source + 1] <= j) ++source;
     const Row want = world.row(epoch, source, plan.arrival_token[j], source);
-    if (std::memcmp(row, want.data(), kRowBytes) != 0) wrong("a pulled row differs");
+    if (std::memcmp(bytes, reinterpret_cast<const char*>(want.data()) + offset, count) != 0)
+      wrong("a pulled row differs");
   }
 };
 
@@ -118,13 +122,31 @@ struct MoverLanes {
 };
 inline MoverLanes mover_lanes(int lane, int lanes) { return {lane - 2, lanes - 2}; }
 
+/// What a ring does with rows that arrive: each piece is looked at in its stage.
+template <class Check>
+struct CheckEach {
+  using Place = int;
+  const Check& check;
+  template <class Ring>
+  void operator()(Ring& ring, const char* stage, int j, int offset, int bytes) const {
+    check.piece(j, stage, offset, bytes);
+    ring.skip();
+  }
+};
+template <class Mover>
+struct MoveRows {
+  Mover& mover;
+  void place(int j, const void* row, const void*) const { mover.move(row, j); }
+};
+
 /// One lane's part of one operation. Role 0 receives, 1 sends, 2 relays. `with_crew(exchange, use)` lets the lane's crew
-/// do what `use(crew)` does.
+/// do what `use(crew)` does; `sends(exchange, use)` may do so through rings, and `places(exchange, check, use)` too, with
+/// the rows of `use(crew, rows)`.
 template <class Mem, class Team, class WithCrew, class Wrong>
 class Roles {
  public:
-  Roles(const World& world, int epoch, Exchange<Mem, Team>& exchange, const WithCrew& with_crew,
-        RankState& state, const Wrong& wrong)
+  Roles(const World& world, int epoch, Exchange<Mem, Team>& exchange, WithCrew& with_crew, RankState& state,
+        const Wrong& wrong)
       : world_(world),
         epoch_(epoch),
         exchange_(exchange),
@@ -139,7 +161,7 @@ class Roles {
       case Kind::records:
         return records(role);
       case Kind::deliver:
-        return with_crew_(exchange_, [&](auto& crew) { return deliver(crew, role); });
+        return deliver(role);
       default:
         return with_crew_(exchange_, [&](auto& crew) { return collect(crew, role); });
     }
@@ -182,16 +204,18 @@ class Roles {
   Relayed relayed() const {
     return {plan().relay_token.data(), plan().relay_base.data(), plan().members.data()};
   }
-  template <class Crew>
-  Status deliver(Crew& crew, int role) {
+  Status deliver(int role) {
     DeliverArgs args{};
     args.tokens_of = plan().tokens_of.data(), args.x = plan().x.data();
     args.arrivals = arrivals(), args.relayed = relayed();
     args.dtype = DType::u8, args.hidden = kRowBytes;
     args.registered = plan().registered.data();
     const PlaceCheck<Wrong> place{world_, plan(), epoch_, wrong_};
-    if (role == 0) return place_rows(crew, args, place);
-    return role == 1 ? offer(crew, args) : relay_rows(crew, args);
+    if (role == 0)
+      return with_crew_.places(exchange_, place,
+                               [&](auto& crew, auto& rows) { return place_rows(crew, args, rows); });
+    return with_crew_.sends(
+        exchange_, [&](auto& crew) { return role == 1 ? offer(crew, args) : relay_rows(crew, args); });
   }
   /// Rows that live in the window are written there before the operation, and are the caller's again after it.
   template <class Crew>
@@ -232,14 +256,14 @@ class Roles {
   const World& world_;
   int epoch_;
   Exchange<Mem, Team>& exchange_;
-  const WithCrew& with_crew_;
+  WithCrew& with_crew_;
   RankState& state_;
   const Wrong& wrong_;
 };
 
 /// All operations of one lane. `meet()` joins all lanes of the rank.
 template <class Mem, class Team, class WithCrew, class Meet, class Wrong>
-void run_lane(const World& world, int rank, int team_number, Mem& mem, Team& team, const WithCrew& with_crew,
+void run_lane(const World& world, int rank, int team_number, Mem& mem, Team& team, WithCrew& with_crew,
               const Meet& meet, RankState& state, const Wrong& wrong) {
   Ending& ending = state.ending;
   const int slice = team_number / world.roles(), channels = kChannels * world.topology().ranks;

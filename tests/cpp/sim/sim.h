@@ -1,6 +1,8 @@
 // Mem and Team over the simulated memory: every call is a point at which another lane may go on.
 #pragma once
 #include <cmath>
+#include <cstring>
+#include <deque>
 #include <limits>
 #include <utility>
 
@@ -166,6 +168,63 @@ class SimMover : public Mem {
   int lane_, begun_ = 0, done_ = 0;
 };
 
+/// A ring of stages whose copies happen at some time between load and wait, and between store and drain.
+class SimRing {
+ public:
+  SimRing(Sim& sim, int lane, int stages, int stage_bytes, int row_bytes)
+      : sim_(sim), lane_(lane), stages_(stages), stage_bytes_(stage_bytes), row_bytes_(row_bytes) {}
+
+  int stages() const { return stages_; }
+  int stage_bytes() const { return stage_bytes_; }
+  bool leads() const { return true; }
+  int held() const { return loads_ - passed(); }
+  int passed() const { return static_cast<int>(stores_.size()); }
+
+  void acquire() {
+    if (loads_ >= stages_) store_until(loads_ - stages_ + 1);
+  }
+  void load(const void* from, int bytes) {
+    pieces_.push_back({static_cast<const char*>(from), std::vector<char>(bytes)});
+    ++loads_;
+    if (one_in(2)) read_until(loads_);
+  }
+  const char* wait() {
+    read_until(passed() + 1);
+    return pieces_[passed()].bytes.data();
+  }
+  void store_each(void* to, int bytes) {
+    stores_.push_back({static_cast<char*>(to), bytes});
+    if (one_in(4)) store_until(passed());
+  }
+  void skip() { store_each(nullptr, 0); }
+  void drain(int pending = 0);
+
+ private:
+  struct Piece {
+    const char* from;
+    std::vector<char> bytes;
+  };
+  struct Store {
+    char* to;
+    int bytes;
+  };
+
+  bool one_in(int n);
+  void read_until(int count);
+  void store_until(int count) {
+    for (; stored_ < count; ++stored_) {
+      const Store& store = stores_[stored_];
+      if (store.to) std::memcpy(store.to, pieces_[stored_].bytes.data(), store.bytes), bytes_ += store.bytes;
+    }
+  }
+
+  Sim& sim_;
+  int lane_, stages_, stage_bytes_, row_bytes_;
+  int loads_ = 0, read_ = 0, stored_ = 0, bytes_ = 0, drained_ = 0;  // rows drained
+  std::deque<Piece> pieces_;
+  std::deque<Store> stores_;
+};
+
 /// One run: who waits for what, and the time that passes only when nobody can go on.
 struct Sim {
   struct Sleeper {
@@ -322,6 +381,23 @@ inline void SimCounts::pause(int lane) {
   }
   looker.fresh = true;
   looker.version = version_;
+}
+
+inline bool SimRing::one_in(int n) { return sim_.random.one_in(n); }
+/// In order: the last piece of a row ends its view.
+inline void SimRing::read_until(int count) {
+  for (; read_ < count; ++read_) {
+    sim_.scheduler.yield();
+    Piece& piece = pieces_[read_];
+    std::memcpy(piece.bytes.data(), piece.from, piece.bytes.size());
+    sim_.memory.end_view(lane_, piece.from + piece.bytes.size());
+  }
+}
+inline void SimRing::drain(int pending) {
+  store_until(std::max(stored_, passed() - pending));
+  const int rows = bytes_ / row_bytes_;
+  sim_.memory.drain_first(lane_, rows - std::exchange(drained_, rows));
+  sim_.scheduler.yield();
 }
 
 template <class Mem>

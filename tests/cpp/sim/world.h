@@ -62,11 +62,15 @@ class World {
   const std::uint64_t seed;
   const WindowLayout layout;
   bool split;  // lanes that wait, move and post, or teams that do all three
+  bool rings;  // such lanes move rows through rings
+  int stages, stage_bytes;
   int lanes, epochs, odd_rank, impatient_rank;
 
   World(const Scenario& of, std::uint64_t number) : scenario(of), seed(number), layout(shape_of()) {
     const int R = topology().ranks;
     split = pick(2, 'x') == 1;
+    rings = pick(2, 'y') == 1;
+    stages = 1 + pick(4, 'z'), stage_bytes = kRowBytes >> pick(3, 'b');
     lanes = split ? 3 + pick(2, 'l') : 1 + pick(4, 'l');
     if (R > 3 && lanes == 4) lanes = split ? 3 : 2;
     // What can fail is followed by two barriers, so that every rank comes to wait for the one that is missing.

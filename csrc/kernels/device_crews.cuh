@@ -1,0 +1,156 @@
+// The crews of a rank's CTA: which warps wait, move and post for which role of an operation, and what their movers are.
+#pragma once
+#include <cstdint>
+
+#include "base/error.h"
+#include "kernels/deliver.h"
+#include "kernels/device_rows.cuh"
+
+namespace flexep {
+
+/// How a CTA's warps and shared memory are dealt to the roles of an operation that moves rows.
+struct CrewPlan {
+  static constexpr int kMaxRoles = 3, kSpeakers = 2;      // a waiter and a poster for each role
+  static constexpr int kSharedBytes = 227 * 1024 - 1024;  // of a CTA, beside what is static
+
+  int roles = 0, stage_bytes = 0;
+  int movers[kMaxRoles] = {},
+      stages[kMaxRoles] = {};  // stages of each mover's ring; 0: ordinary loads and stores
+
+  FLEXEP_HD constexpr int warps(int role) const { return kSpeakers + movers[role]; }
+  FLEXEP_HD constexpr int threads() const {
+    int sum = 0;
+    for (int role = 0; role < roles; ++role) sum += 32 * warps(role);
+    return sum;
+  }
+  FLEXEP_HD constexpr RingLayout ring(int role) const { return {stages[role], stage_bytes}; }
+  /// Where the rings of a role begin.
+  FLEXEP_HD constexpr std::size_t rings_at(int role) const {
+    std::size_t at = 0;
+    for (int before = 0; before < role; ++before)
+      if (stages[before] > 0) at += movers[before] * ring(before).bytes;
+    return at;
+  }
+  constexpr std::size_t shared_bytes() const { return rings_at(roles); }
+};
+
+/// A CTA's warps as a rank's crews in one slice. All threads call `run` of the warp that they belong to.
+class CtaCrews {
+ public:
+  __device__ CtaCrews(const CrewPlan& plan, const WarpMem& mem, const WindowLayout& layout,
+                      const Operation& operation, CrewCounts* counts, char* shared)
+      : plan_(plan), mem_(mem), layout_(layout), operation_(operation), shared_(shared) {
+    warp_ = static_cast<int>(threadIdx.x) / 32;
+    while (warp_ >= plan_.warps(role_)) warp_ -= plan_.warps(role_++);
+    counts_ = counts + role_;
+  }
+
+  __device__ int role() const { return role_; }
+  __device__ bool moves() const { return warp_ >= CrewPlan::kSpeakers; }
+  __device__ bool has_ring() const { return plan_.stages[role_] > 0; }
+  __device__ MoverWarps movers() const { return {warp_ - CrewPlan::kSpeakers, plan_.movers[role_]}; }
+  /// This slice's and this warp's share of a range of rows.
+  __device__ Range share_of(Range rows) const {
+    return share(movers(), share(Part{layout_.slice, layout_.shape.slices}, rows));
+  }
+
+  /// Lets this warp's crew do what `work(crew, mover)` does, by ordinary loads and stores; returns what it moved.
+  template <class Work>
+  __device__ Moved by_lanes(const Work& work) {
+    LaneMover mover(mem_);
+    return play(mover, work);
+  }
+  /// The same through rings. The warps that do not move have none.
+  template <class Use, class Work>
+  __device__ Moved by_ring(std::int64_t row_bytes, Until until, const Use& use, const Work& work) {
+    const RingLayout ring = moves() ? plan_.ring(role_) : RingLayout(0, plan_.stage_bytes);
+    char* const shared = shared_ + plan_.rings_at(role_) + (moves() ? movers().rank() * ring.bytes : 0);
+    RingWarp<Use> mover(mem_, Ring(ring, shared), static_cast<int>(row_bytes), until, use);
+    return play(mover, work);
+  }
+
+ private:
+  template <class Mover, class Work>
+  __device__ Moved play(Mover& mover, const Work& work) {
+    WarpMem mem = mem_;
+    OneWarp one;
+    Exchange<WarpMem, OneWarp> exchange(mem, one, layout_, operation_);
+    const Actor actor = moves() ? Actor::mover : warp_ == 0 ? Actor::waiter : Actor::poster;
+    SplitCrew crew(actor, exchange, mover, movers(), *counts_);
+    work(crew, mover);
+    crew.finish();
+    return mover.moved();
+  }
+
+  const CrewPlan& plan_;
+  const WarpMem& mem_;
+  const WindowLayout& layout_;
+  const Operation& operation_;
+  CrewCounts* counts_;
+  char* shared_;
+  int warp_, role_ = 0;
+};
+
+/// Dispatch and the backward of combine. Roles: place, offer, relay.
+struct DeliverCrews {
+  using Args = DeliverArgs;
+  static constexpr int kMaxThreads = 512;
+  static constexpr int kPlace = 0, kOffer = 1;
+
+  __device__ static Moved run(CtaCrews& crews, const Args& args, int ranks) {
+    const std::int64_t row_bytes = args.hidden * size_of(args.dtype);
+    const DevicePlace to(args, ranks);
+    if (crews.role() == kPlace) return place(crews, args, to, row_bytes);
+    const auto work = [&](auto& crew, auto&) {
+      if (crews.role() != kOffer) return void(relay_rows(crew, args));
+      offer_rows(crew, args);
+      // Movers that have offered all have time for the rows that nothing fills.
+      crew.only_move(
+          [&](auto&, const auto&) { to.pad(crews.share_of({0, static_cast<int>(args.num_rows)})); });
+    };
+    if (crews.has_ring()) return crews.by_ring(row_bytes, Until::stored, StoreEach{}, work);
+    return crews.by_lanes(work);
+  }
+
+ private:
+  __device__ static Moved place(CtaCrews& crews, const Args& args, const DevicePlace& to,
+                                std::int64_t row_bytes) {
+    if (!crews.has_ring()) return crews.by_lanes([&](auto& crew, auto&) { place_rows(crew, args, to); });
+    if (to.computes())
+      return crews.by_ring(row_bytes, Until::read, ComputeEach(to), [&](auto& crew, auto& mover) {
+        const ComputeRows rows{mover};
+        place_rows(crew, args, rows);
+      });
+    return crews.by_ring(row_bytes, Until::read, StoreEach{}, [&](auto& crew, auto& mover) {
+      const CopyRows rows{to, mover};
+      place_rows(crew, args, rows);
+    });
+  }
+};
+
+/// Combine and the backward of dispatch. Roles: push, add at home, relay.
+struct CollectCrews {
+  using Args = CollectArgs;
+  static constexpr int kMaxThreads = 640;
+  static constexpr int kPush = 0, kHome = 1;
+
+  __device__ static Moved run(CtaCrews& crews, const Args& args, int) {
+    const DeviceAdd add(args);
+    if (crews.role() == kPush && crews.has_ring())
+      return crews.by_ring(args.hidden * size_of(args.dtype), Until::stored, StoreEach{},
+                           [&](auto& crew, auto& mover) {
+                             const PushRows rows{args, mover};
+                             push_partials(crew, args, rows);
+                           });
+    return crews.by_lanes([&](auto& crew, auto&) {
+      if (crews.role() == kPush)
+        push_partials(crew, args, add);
+      else if (crews.role() == kHome)
+        add_home(crew, args, add);
+      else
+        relay_partials(crew, args, add);
+    });
+  }
+};
+
+}  // namespace flexep
