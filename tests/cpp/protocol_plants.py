@@ -15,8 +15,8 @@ from tests.cpp.compile import ROOT
 
 @dataclass(frozen=True)
 class Plant:
-    """`right` is an expression, or statements that end with ';' and perhaps a comment. `seen_in`: a scenario. `seen_as`:
-    its failure."""
+    """`right` is an expression, or statements that end with ';' and perhaps a comment. `seen_in`: a scenario.
+    `seen_as`: its failure."""
 
     name: str
     file: str
