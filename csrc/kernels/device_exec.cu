@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "kernels/device_crews.cuh"
 #include "kernels/records.h"
+#include "kernels/team_rows.cuh"
 
 namespace flexep {
 namespace {
@@ -94,12 +95,13 @@ struct CopyBytes {
   }
 };
 
-/// Integers: one CTA a rank. Records: two a slice, one that takes and one that sends.
+/// What teams play, by CTA of a rank. Integers: one CTA. Records: two a slice, one that takes and one that sends. Rows,
+/// where no crews play: one for each role of each slice.
 struct PublishTeams {
   using Args = PublishArgs;
   static constexpr bool kPublishes = true;
   FLEXEP_HD static int ctas(const WindowShape&) { return 1; }
-  FLEXEP_HD static int slice(int) { return 0; }
+  FLEXEP_HD static int slice(const WindowShape&, int) { return 0; }
   template <class Exchange>
   __device__ static void run(int, Exchange& exchange, const Args& args, int page) {
     publish_ints(exchange, page, args, CopyBytes{});
@@ -109,7 +111,7 @@ struct RecordTeams {
   using Args = RecordArgs;
   static constexpr bool kPublishes = false;
   FLEXEP_HD static int ctas(const WindowShape& shape) { return 2 * shape.slices; }
-  FLEXEP_HD static int slice(int cta) { return cta / 2; }
+  FLEXEP_HD static int slice(const WindowShape&, int cta) { return cta / 2; }
   template <class Exchange>
   __device__ static void run(int cta, Exchange& exchange, const Args& args, int) {
     if (cta % 2 == 0)
@@ -119,12 +121,53 @@ struct RecordTeams {
   }
 };
 
+struct RowTeams {
+  static constexpr bool kPublishes = false;
+  FLEXEP_HD static int roles(const WindowShape& shape) { return shape.topology.domains() > 1 ? 3 : 2; }
+  FLEXEP_HD static int ctas(const WindowShape& shape) { return roles(shape) * shape.slices; }
+  FLEXEP_HD static int slice(const WindowShape& shape, int cta) { return cta / roles(shape); }
+};
+struct DeliverTeams : RowTeams {
+  using Args = DeliverArgs;
+  template <class Exchange>
+  __device__ static void run(int cta, Exchange& exchange, const Args& args, int) {
+    const WindowLayout& layout = exchange.layout();
+    const int role = cta % roles(layout.shape);
+    TeamCrew crew(exchange);
+    if (role == 0) {
+      TeamPlace place(args, layout.shape.topology.ranks);
+      place.pad(share(exchange.team(),
+                      share(Part{layout.slice, layout.shape.slices}, {0, static_cast<int>(args.num_rows)})));
+      place_rows(crew, args, place);
+    } else if (role == 1) {
+      offer_rows(crew, args);
+    } else {
+      relay_rows(crew, args);
+    }
+  }
+};
+struct CollectTeams : RowTeams {
+  using Args = CollectArgs;
+  template <class Exchange>
+  __device__ static void run(int cta, Exchange& exchange, const Args& args, int) {
+    const int role = cta % roles(exchange.layout().shape);
+    TeamCrew crew(exchange);
+    TeamAdd add(args);
+    if (role == 0)
+      push_partials(crew, args, add);
+    else if (role == 1)
+      add_home(crew, args, add);
+    else
+      relay_partials(crew, args, add);
+  }
+};
+
 template <class Teams>
 __global__ void __launch_bounds__(kTeamWarps * 32)
     run_teams(const __grid_constant__ Launch<typename Teams::Args> launch) {
   __shared__ int said;
   const int ctas = Teams::ctas(launch.layout.shape), cta = static_cast<int>(blockIdx.x) % ctas;
-  CtaPart<typename Teams::Args> part(launch, ctas, Teams::slice(cta));
+  CtaPart<typename Teams::Args> part(launch, ctas, Teams::slice(launch.layout.shape, cta));
   part.run(Teams::kPublishes, [&] {
     CtaWarps team(&said);
     Exchange<WarpMem, CtaWarps> exchange(part.mem(), team, part.layout(), part.operation());
@@ -250,8 +293,9 @@ void launch_records(const DeviceWorld& world, const std::vector<RecordArgs>& arg
 }
 void launch_deliver(const DeviceWorld& world, const std::vector<DeliverArgs>& args, int op, double seconds,
                     std::uintptr_t stream) {
+  if (!world.crews) return launch_teams<DeliverTeams>(world, args, op, seconds, stream);
   const DeviceTuning& t = world.tuning;
-  const int roles = world.shape.topology.domains() > 1 ? 3 : 2;
+  const int roles = RowTeams::roles(world.shape);
   const std::int64_t row_bytes = args.front().hidden * size_of(args.front().dtype);
   const CrewPlan plan =
       make_plan(roles, DeliverCrews::kMaxThreads, row_bytes, {t.place_movers, t.offer_movers, t.offer_movers},
@@ -260,10 +304,11 @@ void launch_deliver(const DeviceWorld& world, const std::vector<DeliverArgs>& ar
 }
 void launch_collect(const DeviceWorld& world, const std::vector<CollectArgs>& args, int op, double seconds,
                     std::uintptr_t stream) {
+  if (!world.crews) return launch_teams<CollectTeams>(world, args, op, seconds, stream);
   const DeviceTuning& t = world.tuning;
   const CollectArgs& rows = args.front();
   const bool only_travels = rows.flat && rows.dtype == rows.wire;
-  const int roles = world.shape.topology.domains() > 1 ? 3 : 2;
+  const int roles = RowTeams::roles(world.shape);
   const int relay_movers = std::min(t.home_movers, 4);
   const CrewPlan plan = only_travels
                             ? make_plan(roles, CollectCrews::kMaxThreads, rows.hidden * size_of(rows.dtype),

@@ -12,11 +12,12 @@ from flexep.config import ROW_BYTES, DispatcherConfig
 from flexep.dispatchers._agree import HEADER_INTS
 from flexep.errors import ArgumentError
 from flexep.group import Group
+from flexep.transport.device_window import moves_by_crews
 
 
 @dataclass(frozen=True)
 class _Rings:
-    """What suits a kind of memory. `slots`: chunks of a ring, read and written at once. `ring_bytes`: of all rings.
+    """What suits a window. `slots`: chunks of a ring, read and written at once. `ring_bytes`: of all rings.
     `chunk_bytes`: rows that are handed over together."""
 
     slots: int
@@ -24,41 +25,39 @@ class _Rings:
     chunk_bytes: int
 
 
-# On the CPU a chunk stays in a core's cache between the one who writes it and the one who reads it. On a GPU a chunk is
-# a slice's, small so that the ends of the pipe are short, and rings are long enough to cover a credit's way back:
+# A whole window's chunk stays in a core's cache between the one who writes it and the one who reads it. A slice's is
+# small so that the ends of the pipe are short, and rings are long enough to cover a credit's way back:
 # docs/decisions/exchange-spike.md.
-_CPU, _GPU = _Rings(2, 32 << 20, 512 << 10), _Rings(4, 128 << 20, 256 << 10)
+_WHOLE, _SLICED = _Rings(2, 32 << 20, 512 << 10), _Rings(4, 128 << 20, 256 << 10)
 LEAST_SLOTS = 2  # one is read while the next is written
 MAIL_BYTES = 64 << 10
 DEFAULT_SMS = {"flat": 24, "expert_major": 64}
 
 
 def num_slices(config: DispatcherConfig, group: Group) -> int:
-    """Parts of a window that work side by side: multiprocessors of a GPU that a rank takes; 1 on the CPU.
+    """Parts of a window that work side by side: multiprocessors of a GPU that a rank's crews take; else 1.
 
     `config.num_sms`, or 24 for flat rows and 64 where they are expanded; fewer where the GPU or the tokens do not
     allow it. The ranks of a local group share one GPU, and all their CTAs must be there at once.
     """
-    if group.device.type != "cuda":
+    if group.device.type != "cuda" or not moves_by_crews(group):
         return 1
     here = torch.cuda.get_device_properties(group.device).multi_processor_count // len(group.hosted)
     wanted = DEFAULT_SMS[config.layout] if config.num_sms is None else config.num_sms
     return max(1, min(wanted, here, MAX_DEVICE_SLICES, config.max_tokens))
 
 
-def window_shape(
-    config: DispatcherConfig, hop_size: int, slices: int = 1, on_gpu: bool = False
-) -> WindowShape:
+def window_shape(config: DispatcherConfig, hop_size: int, slices: int = 1) -> WindowShape:
     """The shape of every rank's window, for rows that travel in hops of `hop_size` ranks.
 
-    The budget (`config.window_bytes`; 32 MiB, on a GPU 128) is for the rings of rows: half for rows that are pulled
+    The budget (`config.window_bytes`; 32 MiB, 128 with slices) is for the rings of rows: half for rows that are pulled
     (one ring for a rank's own rows, one for each domain it relays), half for partial sums that are pushed (one for
     each rank or domain that pushes here). A budget too small for `slices` makes them fewer.
 
     Raises ArgumentError when the budget does not hold one token a chunk.
     """
     R, D = config.num_ranks, config.num_ranks // hop_size
-    rings = _GPU if on_gpu else _CPU
+    rings = _SLICED if slices > 1 else _WHOLE
     pull_row = config.row_bytes
     push_row = config.hidden * max(config.dtype.itemsize, config.combine_dtype.itemsize)
     pull_line, push_line = (1 if D == 1 else 1 + D) * pull_row, (R if D == 1 else R + D) * push_row

@@ -50,8 +50,7 @@ class OneSidedBackend(Backend):
 
     def __init__(self, group: Group, config: DispatcherConfig, table: PlanTable) -> None:
         super().__init__(group, config, table)
-        slices, on_gpu = num_slices(config, group), group.device.type == "cuda"
-        self.shape = window_shape(config, self.hop_size, slices, on_gpu)
+        self.shape = window_shape(config, self.hop_size, num_slices(config, group))
         self.window = make_window(group, self.shape, config.timeout)
         self.collectives = WindowCollectives(self.window)
 

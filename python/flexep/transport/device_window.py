@@ -7,11 +7,18 @@ from collections.abc import Sequence
 import torch
 
 from flexep._native.window import Collect, Deliver, DeviceWindows, WindowShape
+from flexep.config import Environment
 from flexep.errors import WindowBroken
 from flexep.group import Group
 from flexep.transport._window import Window, count, number_of, record_bytes_of
 from flexep.transport.collectives import Traffic
 from flexep.transport.window_memory import WindowMemory, open_windows
+
+
+def moves_by_crews(group: Group) -> bool:
+    """Whether crews move the rows of a group on GPUs (docs/decisions/crews.md). Ranks on one GPU have teams, whose
+    kernels have been measured, unless FLEXEP_PEER=1."""
+    return not group.is_local or Environment.read().peer
 
 
 class DeviceWindow(Window):
@@ -22,7 +29,9 @@ class DeviceWindow(Window):
         super().__init__(group, shape, timeout)
         memory = open_windows(group, shape.nbytes, timeout)
         self._memory: WindowMemory | None = memory
-        self._windows = DeviceWindows(shape, memory.addresses, group.hosted, group.device)
+        self._windows = DeviceWindows(
+            shape, memory.addresses, group.hosted, moves_by_crews(group), group.device
+        )
         # Whatever stream the first operation is on, it finds zeros.
         torch.cuda.current_stream(group.device).synchronize()
         self._calls: dict[str, tuple[int, int]] = {}  # calls so far, and bytes of a record (0: rows)
