@@ -21,7 +21,8 @@ import torch
 import typer
 
 import flexep
-from flexep._native.plan import PlanTable, assign_rows, count_slots, invert_rows, pack_meta, resolve
+from flexep._native.arrivals import receive_rows
+from flexep._native.plan import HEADER_INTS, PlanTable, assign_rows, count_slots, resolve
 from flexep.dispatchers.backend import Delivered
 
 
@@ -87,13 +88,15 @@ def plan_of_one(shape: Shape) -> Callable[[], object]:
     table, topk_idx = PlanTable(E, R, None), routing(shape, R - 1)
     counts_RE = torch.randint(0, 2 * shape.tokens * shape.top_k // E + 1, (R, E), dtype=torch.int32)
     received = routing(shape, 0)
+    records = torch.cat([received[:, :1], torch.where(received < shape.top_k, received, -1)], 1)
 
     def plan() -> None:
-        counts_RE[-1], tokens_R = count_slots(topk_idx, table)
+        counted = count_slots(topk_idx, table)
+        counts_RE[-1] = counted.said[HEADER_INTS : HEADER_INTS + E]
         resolved = resolve(counts_RE, table, 16, None)
-        assigned = assign_rows(topk_idx, R - 1, resolved, table, num_send=int(tokens_R.sum()))
-        pack_meta(assigned, None)
-        invert_rows(torch.where(received < shape.top_k, received, -1), int(resolved.rows_R[-1]))
+        leaving = int(counted.said[HEADER_INTS + E :].sum())
+        assign_rows(counted, R - 1, resolved, table, num_send=leaving, records=True)
+        receive_rows(records, shape.top_k, int(resolved.rows_R[-1]))
 
     return plan
 

@@ -14,13 +14,17 @@ from collections.abc import Callable
 import torch
 
 from bench.onegpu.timing import copy_us, emit, median_us
+from flexep._native.arrivals import receive_rows
 from flexep._native.plan import (
+    HEADER_INTS,
+    Assigned,
+    Counted,
     PlanTable,
+    Resolved,
     assign_rows,
     compact_rows,
     count_slots,
     invert_rows,
-    pack_meta,
     plan_permutation,
     resolve,
 )
@@ -98,27 +102,38 @@ def one_rank(tokens: int, alignment: int) -> None:
 def many_ranks(ranks: int, experts: int, tokens: int, alignment: int) -> None:
     """The steps of a dispatcher's plan on one of R ranks, static sizes; and all of them in a row."""
     table, sets = PlanTable(experts, ranks), routings(tokens, experts, K, torch.int32)
-    everybody = torch.stack([count_slots(sets[s % SETS], table)[0] for s in range(ranks)])
+    counted = [count_slots(idx, table) for idx in sets]
+    said = torch.stack([counted[s % SETS].said for s in range(ranks)])
+    everybody = said[:, HEADER_INTS : HEADER_INTS + experts]
     laid_out = resolve(everybody, table, alignment, None)
     weights = torch.rand(tokens, K, device="cuda")
     rows = int(laid_out.rows_R.max())
-    assigned = [assign_rows(idx, 0, laid_out, table, num_send=ranks * tokens, split=tokens) for idx in sets]
+
+    def assign(one: Counted, resolved: Resolved = laid_out, records: bool = False) -> Assigned:
+        return assign_rows(
+            one, 0, resolved, table, num_send=ranks * tokens, split=tokens, records=records,
+            weights_TK=weights if records else None,
+        )  # fmt: skip
 
     def whole(idx: torch.Tensor) -> object:
-        count_slots(idx, table)
-        resolved = resolve(everybody, table, alignment, rows)
-        return assign_rows(idx, 0, resolved, table, num_send=ranks * tokens, split=tokens)
+        return assign(count_slots(idx, table), resolve(everybody, table, alignment, rows), True)
+
+    assigned = [assign(one, records=True) for one in counted]
 
     slots, send = 4 * tokens * K, 4 * ranks * tokens
     for op, nbytes, calls in (
         ("count_slots", slots, [lambda idx=idx: count_slots(idx, table) for idx in sets]),
         ("resolve", 8 * ranks * experts, [lambda: resolve(everybody, table, alignment, rows)]),
+        ("assign_rows", 8 * slots + send, [lambda c=c: assign(c) for c in counted]),
         (
-            "assign_rows", 6 * slots + send,
-            [lambda i=i: assign_rows(i, 0, laid_out, table, num_send=ranks * tokens, split=tokens) for i in sets],
+            "assign_rows, records", 9 * slots + send * (2 + 2 * K),
+            [lambda c=c: assign(c, records=True) for c in counted],
         ),
-        ("count, resolve, assign", 7 * slots + send, [lambda idx=idx: whole(idx) for idx in sets]),
-        ("pack_meta", 3 * slots + send * (2 + 2 * K), [lambda a=a: pack_meta(a, weights) for a in assigned]),
+        ("count, resolve, assign", 11 * slots + send * (2 + 2 * K), [lambda idx=idx: whole(idx) for idx in sets]),
+        (
+            "receive_rows", send * (2 + 3 * K),
+            [lambda a=a: receive_rows(a.meta, K, 2 * tokens * K) for a in assigned],
+        ),
         ("compact_rows", 2 * slots, [lambda a=a: compact_rows(a.slot_row, tokens) for a in assigned]),
         ("invert_rows", 2 * slots, [lambda a=a: invert_rows(a.slot_row, 2 * tokens * K) for a in assigned]),
     ):  # fmt: skip

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <tuple>
 
 #include "bind/bind.h"
 #include "kernels/plan.h"
@@ -31,33 +32,101 @@ TableView table(int experts, int ranks, Address place_of_expert, Address rank_of
   return {experts, ranks, at(place_of_expert), at(rank_of_place), at(rank_begin)};
 }
 
-void count_slots(const TableView& t, Address topk_idx, int tokens, int top_k, Address counts,
-                 Address rank_tokens, Address workspace, Stream stream) {
-  run(CountSlots{at(topk_idx), tokens, top_k, t, at(counts), at(rank_tokens), at(workspace)}, stream);
-}
-
-void resolve_rows(const TableView& t, Address counts, int alignment, int64_t capacity, Address base,
-                  Address start, Address kept, Address dropped, Address cut, Address num_rows,
-                  Stream stream) {
-  run(ResolveRows{at(counts), t, alignment, capacity, at(base), at(start), at(kept), at(dropped), at(cut),
-                  at<int64_t>(num_rows)},
-      stream);
-}
-
-void assign_rows(const TableView& t, Address topk_idx, int tokens, int top_k, Address base, Address start,
-                 Address cut, int split, int num_send, Address slot_row, Address slot_rank, Address slot_send,
-                 Address send_row, Address send_rank, Address send_token, Address send_counts,
-                 Address workspace, Stream stream) {
-  run(AssignRows{at(topk_idx), tokens, top_k, t, at(base), at(start), at(cut), split, num_send, at(slot_row),
-                 at(slot_rank), at(slot_send), at(send_row), at(send_rank), at(send_token), at(send_counts),
+void count_slots(const TableView& t, const Integers& topk_idx, int tokens, int top_k, int domains,
+                 Address weights, std::tuple<int, int, int, int> stamp, Address said, Address number,
+                 Address masked, Address workspace, Stream stream) {
+  const auto [a, b, c, d] = stamp;
+  run(CountSlots{topk_idx,
+                 tokens,
+                 top_k,
+                 t,
+                 domains,
+                 at<float>(weights),
+                 {a, b, c, d},
+                 at(said),
+                 at(number),
+                 at<int64_t>(masked),
                  at(workspace)},
       stream);
 }
 
-void pack_meta(Address slot_row, Address slot_send, Address send_token, Address weights, bool has_weights,
-               int tokens, int top_k, int num_send, Address meta, Stream stream) {
-  run(PackMeta{at(slot_row), at(slot_send), at(send_token), at(weights), has_weights, tokens, top_k, num_send,
-               at(meta)},
+void resolve_rows(const TableView& t, Address counts, int64_t stride, int alignment, int64_t capacity,
+                  Address base, Address start, Address kept, Address padded, Address dropped, Address cut,
+                  Address num_rows, Stream stream) {
+  run(ResolveRows{at(counts), stride, t, alignment, capacity, at(base), at(start), at(kept), at(padded),
+                  at(dropped), at(cut), at<int64_t>(num_rows)},
+      stream);
+}
+
+/// What a SendOrder writes, but for how many rows leave for each owner.
+SendOrder send_order(int rows, int top_k, int owners, int unit, int split, int num_send, Address order,
+                     Address slot_send, Address send_row, Address send_first, Address send_token) {
+  return {rows,      top_k,         owners,       unit,           split,          num_send,
+          at(order), at(slot_send), at(send_row), at(send_first), at(send_token), nullptr};
+}
+
+void assign_rows(const TableView& t, const Integers& topk_idx, Address number, Address place_counts,
+                 Address base, Address start, Address cut, int domains, Address weights, bool has_weights,
+                 Address slot_row, Address slot_rank, SendOrder order, Address send_counts, Address meta,
+                 Address workspace, Stream stream) {
+  order.counts = at(send_counts) + (domains > 0 ? t.ranks : 0);
+  const RecordShape shape{order.top_k, domains > 0, has_weights};
+  run(AssignRows{topk_idx,
+                 t,
+                 at(number),
+                 at(place_counts),
+                 CountSlots::keys(t.experts, t.ranks, domains),
+                 at(base),
+                 at(start),
+                 at(cut),
+                 domains,
+                 at(weights),
+                 at(slot_row),
+                 at(slot_rank),
+                 order,
+                 at(send_counts),
+                 {shape, at(meta)},
+                 at(workspace)},
+      stream);
+}
+
+void count_peers(const SentCounts& sent, Address tokens, int64_t tokens_stride, int rank, Address tokens_of,
+                 Address send, Address recv, Address recv_base, Address rail_out, Address rail_in,
+                 Address member_out, Address member_in, Address arrival, Address relay_base, Stream stream) {
+  run(PeerCounts{sent, at(tokens), tokens_stride, rank, at(tokens_of), at(send), at(recv), at(recv_base),
+                 at(rail_out), at(rail_in), at(member_out), at(member_in), at(arrival), at(relay_base)},
+      stream);
+}
+
+void relay_records(Address rail, bool has_weights, Address used, Address token, SendOrder order,
+                   Address send_counts, Address meta, Address workspace, Stream stream) {
+  order.counts = at(send_counts);
+  run(RelayRecords{at(rail),
+                   {order.top_k, true, has_weights},
+                   at(used),
+                   at(token),
+                   order,
+                   {{order.top_k, false, has_weights}, at(meta)},
+                   at(workspace)},
+      stream);
+}
+
+void receive_rows(Address meta, int top_k, bool has_weights, int received, int num_rows, int ranks,
+                  Address base, Address arrival, Address token, Address rows, Address weights,
+                  Address row_src, Address row_weights, Address order, Stream stream) {
+  run(ReceiveRows{at(meta),
+                  {top_k, false, has_weights},
+                  received,
+                  num_rows,
+                  ranks,
+                  at(base),
+                  at(arrival),
+                  at(token),
+                  at(rows),
+                  at(weights),
+                  at(row_src),
+                  at(row_weights),
+                  at(order)},
       stream);
 }
 
@@ -92,14 +161,22 @@ void transpose_chunks(int num_rows, int outer, int inner, Address map, Stream st
   run(TransposeChunks{num_rows, outer, inner, at(map)}, stream);
 }
 
+std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> exact_sizes(const SentCounts& sent, Address counts,
+                                                                    const TableView& table, int alignment,
+                                                                    int rank) {
+  const ExactSizes sizes(sent, at(counts), table, alignment, rank);
+  return {sizes.left, sizes.received, sizes.rows, sizes.relayed, sizes.handed};
+}
+
 /// Enough for every step over that many experts and ranks.
 int64_t plan_workspace_ints(int experts, int ranks, bool on_device) {
-  if (!on_device) return static_cast<int64_t>(experts) + ranks;
+  if (!on_device) return CountSlots::keys(experts, ranks, ranks);
   const TableView table{experts, ranks, nullptr, nullptr, nullptr};
   CountSlots count{};
   AssignRows assign{};
   PlanPermutation permutation{};
   count.table = assign.table = table;
+  count.domains = assign.domains = ranks;  // as many as there can be
   permutation.experts = experts;
   const auto most = [](const auto& step) {
     return launch_ints(step, {kCountingBlocks, plan_shape(step).lanes});
@@ -116,19 +193,39 @@ void bind_plan(py::module_& m) {
   py::class_<Integers>(m, "Integers", "int32 or int64 values behind an address; address 0: none.")
       .def(py::init([](Address values, bool wide) { return Integers{at<const void>(values), wide}; }),
            py::arg("values"), py::arg("wide"));
-  m.def("count_slots", &count_slots, py::arg("table"), py::kw_only(), py::arg("topk_idx"), py::arg("tokens"),
-        py::arg("top_k"), py::arg("counts"), py::arg("rank_tokens"), py::arg("workspace"), py::arg("stream"));
-  m.def("resolve_rows", &resolve_rows, py::arg("table"), py::kw_only(), py::arg("counts"),
+  py::class_<SendOrder>(m, "SendOrder", "Where rows leave for, and the tensors that say so.")
+      .def(py::init(&send_order), py::kw_only(), py::arg("rows"), py::arg("top_k"), py::arg("owners"),
+           py::arg("unit"), py::arg("split"), py::arg("num_send"), py::arg("order"), py::arg("slot_send"),
+           py::arg("send_row"), py::arg("send_first"), py::arg("send_token"));
+  py::class_<SentCounts>(m, "SentCounts", "Everybody's tokens for each rank and domain, a row a source.")
+      .def(py::init([](Address counts, int64_t stride, int ranks, int domains) {
+             return SentCounts{at(counts), stride, ranks, domains};
+           }),
+           py::kw_only(), py::arg("counts"), py::arg("stride"), py::arg("ranks"), py::arg("domains"));
+  m.def("count_slots", &count_slots, py::arg("table"), py::arg("topk_idx"), py::kw_only(), py::arg("tokens"),
+        py::arg("top_k"), py::arg("domains"), py::arg("weights"), py::arg("stamp"), py::arg("said"),
+        py::arg("number"), py::arg("masked"), py::arg("workspace"), py::arg("stream"));
+  m.def("resolve_rows", &resolve_rows, py::arg("table"), py::kw_only(), py::arg("counts"), py::arg("stride"),
         py::arg("alignment"), py::arg("capacity"), py::arg("base"), py::arg("start"), py::arg("kept"),
-        py::arg("dropped"), py::arg("cut"), py::arg("num_rows"), py::arg("stream"));
-  m.def("assign_rows", &assign_rows, py::arg("table"), py::kw_only(), py::arg("topk_idx"), py::arg("tokens"),
-        py::arg("top_k"), py::arg("base"), py::arg("start"), py::arg("cut"), py::arg("split"),
-        py::arg("num_send"), py::arg("slot_row"), py::arg("slot_rank"), py::arg("slot_send"),
-        py::arg("send_row"), py::arg("send_rank"), py::arg("send_token"), py::arg("send_counts"),
+        py::arg("padded"), py::arg("dropped"), py::arg("cut"), py::arg("num_rows"), py::arg("stream"));
+  m.def("assign_rows", &assign_rows, py::arg("table"), py::arg("topk_idx"), py::kw_only(), py::arg("number"),
+        py::arg("place_counts"), py::arg("base"), py::arg("start"), py::arg("cut"), py::arg("domains"),
+        py::arg("weights"), py::arg("has_weights"), py::arg("slot_row"), py::arg("slot_rank"),
+        py::arg("order"), py::arg("send_counts"), py::arg("meta"), py::arg("workspace"), py::arg("stream"));
+  m.def("count_peers", &count_peers, py::kw_only(), py::arg("sent"), py::arg("tokens"),
+        py::arg("tokens_stride"), py::arg("rank"), py::arg("tokens_of"), py::arg("send"), py::arg("recv"),
+        py::arg("recv_base"), py::arg("rail_out"), py::arg("rail_in"), py::arg("member_out"),
+        py::arg("member_in"), py::arg("arrival"), py::arg("relay_base"), py::arg("stream"));
+  m.def("relay_records", &relay_records, py::kw_only(), py::arg("rail"), py::arg("has_weights"),
+        py::arg("used"), py::arg("token"), py::arg("order"), py::arg("send_counts"), py::arg("meta"),
         py::arg("workspace"), py::arg("stream"));
-  m.def("pack_meta", &pack_meta, py::kw_only(), py::arg("slot_row"), py::arg("slot_send"),
-        py::arg("send_token"), py::arg("weights"), py::arg("has_weights"), py::arg("tokens"),
-        py::arg("top_k"), py::arg("num_send"), py::arg("meta"), py::arg("stream"));
+  m.def("receive_rows", &receive_rows, py::kw_only(), py::arg("meta"), py::arg("top_k"),
+        py::arg("has_weights"), py::arg("received"), py::arg("num_rows"), py::arg("ranks"), py::arg("base"),
+        py::arg("arrival"), py::arg("token"), py::arg("rows"), py::arg("weights"), py::arg("row_src"),
+        py::arg("row_weights"), py::arg("order"), py::arg("stream"));
+  m.def("exact_sizes", &exact_sizes, py::arg("sent"), py::arg("counts"), py::arg("table"),
+        py::arg("alignment"), py::arg("rank"),
+        "{records that leave, received rows, expert-major rows, relayed records, records inside the domain}");
   m.def("invert_rows", &invert_rows, py::kw_only(), py::arg("rows"), py::arg("received"), py::arg("top_k"),
         py::arg("num_rows"), py::arg("row_src"), py::arg("stream"));
   m.def("compact_rows", &compact_rows, py::kw_only(), py::arg("rows"), py::arg("rows_rank"), py::arg("rank"),
@@ -142,6 +239,7 @@ void bind_plan(py::module_& m) {
         "`blocks` and `lanes` of a launch on a GPU, 0: chosen; no more than those that the workspace holds.");
   m.def("transpose_chunks", &transpose_chunks, py::kw_only(), py::arg("num_rows"), py::arg("outer"),
         py::arg("inner"), py::arg("map"), py::arg("stream"));
+  m.attr("HEADER_INTS") = CountSlots::kHeader;
   m.def("plan_workspace_ints", &plan_workspace_ints, py::arg("experts"), py::arg("ranks"),
         py::arg("on_device"));
 }

@@ -103,7 +103,9 @@ void launch_plan(const Step& step, PlanShape shape, uintptr_t stream) {
 template void launch_plan(const CountSlots&, PlanShape, uintptr_t);
 template void launch_plan(const ResolveRows&, PlanShape, uintptr_t);
 template void launch_plan(const AssignRows&, PlanShape, uintptr_t);
-template void launch_plan(const PackMeta&, PlanShape, uintptr_t);
+template void launch_plan(const PeerCounts&, PlanShape, uintptr_t);
+template void launch_plan(const RelayRecords&, PlanShape, uintptr_t);
+template void launch_plan(const ReceiveRows&, PlanShape, uintptr_t);
 template void launch_plan(const InvertRows&, PlanShape, uintptr_t);
 template void launch_plan(const CompactRows&, PlanShape, uintptr_t);
 template void launch_plan(const PlanPermutation&, PlanShape, uintptr_t);

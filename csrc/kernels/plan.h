@@ -17,8 +17,10 @@
 
 #include "plan/assign.h"
 #include "plan/counts.h"
+#include "plan/peers.h"
 #include "plan/permutation.h"
 #include "plan/receive.h"
+#include "plan/relay.h"
 #include "plan/resolve.h"
 #include "plan/transpose.h"
 

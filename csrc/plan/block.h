@@ -20,6 +20,7 @@ namespace flexep {
 
 /// One block of one lane: how the host runs the plan.
 struct SoloBlock : Solo {
+  static constexpr bool kOneLane = true;
   FLEXEP_HD int block() const { return 0; }
   FLEXEP_HD int blocks() const { return 1; }
   FLEXEP_HD int warp() const { return 0; }
@@ -48,6 +49,36 @@ FLEXEP_HD int count_bits(uint32_t bits) {
 #else
 #define FLEXEP_UNROLL
 #endif
+
+// A loop whose iterations touch nothing of each other's, whatever the compiler can prove.
+#if defined(__CUDACC__)
+#define FLEXEP_INDEPENDENT
+#elif defined(__clang__)
+#define FLEXEP_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define FLEXEP_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+// Stores where `yes`: by a lane that is alone without a branch, which would be guessed wrong half the time. The first
+// then writes again what it leaves as it is; to[at] of the second may be no memory of ours where not.
+template <class Team>
+FLEXEP_HD void store_if(const Team&, bool yes, int32_t* at, int32_t value) {
+  if constexpr (requires { Team::kOneLane; }) {
+    *at = yes ? value : *at;
+  } else {
+    if (yes) *at = value;
+  }
+}
+template <class Team>
+FLEXEP_HD void scatter_if(const Team&, bool yes, int32_t* to, int at, int32_t value) {
+  if constexpr (requires { Team::kOneLane; }) {
+    int32_t nowhere;
+    int32_t* const places[] = {&nowhere, to + (yes ? at : 0)};
+    *places[yes] = value;
+  } else {
+    if (yes) to[at] = value;
+  }
+}
 
 /// Bits of the lanes below `lane`, which is in [0, 32).
 FLEXEP_HD uint32_t lanes_below(int lane) { return (1u << lane) - 1; }
@@ -86,6 +117,11 @@ struct WarpRange {
 /// of the warp call equally often; `valid` is false past the end.
 template <class Team, class Body>
 FLEXEP_HD void for_warp_slots(const Team& team, int tokens, int top_k, Body body) {
+  if constexpr (requires { Team::kOneLane; }) {  // the same, of which a compiler makes more
+    for (int t = 0; t < tokens; ++t)
+      for (int k = 0; k < top_k; ++k) body(static_cast<int64_t>(t) * top_k + k, t, k, true);
+    return;
+  }
   const WarpRange mine(team, tokens);
   const int64_t begin = static_cast<int64_t>(mine.begin) * top_k,
                 end = static_cast<int64_t>(mine.end) * top_k;
@@ -103,7 +139,8 @@ FLEXEP_HD void for_warp_slots(const Team& team, int tokens, int top_k, Body body
 /// Runs all phases of a step by one lane. `shared`: the step's shared_ints(1, 1).
 template <class Step, int kPhase = 0>
 void run_solo(const Step& step, int32_t* shared) {
-  step.template phase<kPhase>(SoloBlock{}, shared);
+  const Step mine = step;  // which nothing that is written can alias
+  mine.template phase<kPhase>(SoloBlock{}, shared);
   if constexpr (kPhase + 1 < Step::kPhases) run_solo<Step, kPhase + 1>(step, shared);
 }
 

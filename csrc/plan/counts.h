@@ -1,29 +1,42 @@
-// Step 1 of the plan: what one rank publishes. Rows per place and distinct tokens per rank, never a T x E
+// Step 1 of the plan: what one rank publishes. Rows per place and distinct tokens per rank (and domain), never a T x E
 // map.
 #pragma once
 #include <cstdint>
 
 #include "plan/first_slot.h"
+#include "plan/integers.h"
 #include "plan/numbering.h"
 #include "plan/table.h"
 
 namespace flexep {
 
-/// Phase 0: every block counts its tokens. Phase 1: the blocks' counts are added up, a range of keys a block.
+/// Phase 0: every block counts its tokens, and numbers its slots of each place for AssignRows. Phase 1: the blocks'
+/// counts are added up, a range of keys a block.
 struct CountSlots {
   static constexpr int kPhases = 2;
+  static constexpr int kStamp = 4;
+  static constexpr int kHeader = 1 + kStamp;
 
-  const int32_t* topk_idx;  // [tokens, top_k] expert ids, -1 empty
+  Integers topk_idx;  // [tokens, top_k] expert ids, -1 empty; those outside [-1, experts) count as empty
   int tokens, top_k;
   TableView table;
-  int32_t* counts;       // out [experts] slots of this rank's tokens per place; a duplicate id counts again
-  int32_t* rank_tokens;  // out [ranks] distinct tokens with at least one slot on the rank
-  int32_t* workspace;    // workspace_ints(blocks)
+  int domains;            // whose distinct tokens are counted as well; 0: none
+  const float* weights;   // [tokens, top_k], of which no NaN is right; null: not looked at
+  int32_t stamp[kStamp];  // what else this rank says
 
+  int32_t*
+      said;  // out [kHeader + experts + ranks + domains]: how many ids and weights are wrong; the stamp; slots per
+             // place, a duplicate id counting again; distinct tokens with a slot on each rank, in each domain
+  int32_t* number;  // out [tokens, top_k] number of the slot among its block's slots of that place; -1 empty
+  int64_t* masked;  // what said[0] is added to, or null
+  int32_t* workspace;  // workspace_ints(blocks); its first `experts` columns are for AssignRows
+
+  FLEXEP_HD static int keys(int experts, int ranks, int domains) { return experts + ranks + domains + 1; }
   FLEXEP_HD int64_t items() const { return static_cast<int64_t>(tokens) * top_k; }
   FLEXEP_HD int64_t workspace_ints(int blocks) const { return static_cast<int64_t>(blocks) * keys(); }
   FLEXEP_HD int64_t shared_ints(int warps, int lanes) const {
-    const int64_t count = KeyCounts::ints(table.experts, warps) + 2 * KeyCounts::ints(table.ranks, warps);
+    const int64_t count = KeyCounts::ints(table.experts, warps) + 2 * KeyCounts::ints(table.ranks, warps) +
+                          2 * KeyCounts::ints(domains, warps) + warps;
     const int64_t sum = keys() + BlockCounts::scratch_ints(keys(), lanes);
     return count > sum ? count : sum;
   }
@@ -37,30 +50,53 @@ struct CountSlots {
   }
 
  private:
-  FLEXEP_HD int keys() const { return table.experts + table.ranks; }
+  FLEXEP_HD int keys() const { return keys(table.experts, table.ranks, domains); }
+
+  FLEXEP_HD int place(int64_t id) const {
+    return id >= 0 && id < table.experts ? table.place_of_expert[id] : -1;
+  }
 
   template <class Team>
   FLEXEP_HD void count_block(const Team& team, int32_t* shared) const {
-    const KeyCounts places{shared, table.experts};
-    const KeyCounts ranks{shared + KeyCounts::ints(table.experts, team.warps()), table.ranks};
-    const FirstSlots first(team, ranks.counts + KeyCounts::ints(table.ranks, team.warps()), table.ranks);
+    const int E = table.experts, R = table.ranks, warps = team.warps(), hop = domains > 0 ? R / domains : 1;
+    const KeyCounts places{shared, E}, ranks{shared + KeyCounts::ints(E, warps), R};
+    const KeyCounts over{ranks.counts + KeyCounts::ints(R, warps), domains};
+    const KeyCounts wrong{over.counts + KeyCounts::ints(domains, warps), 1};
+    const FirstSlots on_rank(team, wrong.counts + warps, R);
+    const FirstSlots in_domain(team, wrong.counts + warps + KeyCounts::ints(R, warps), domains);
     places.clear(team);
     ranks.clear(team);
+    over.clear(team);
+    int32_t bad = 0;
     for_warp_slots(team, tokens, top_k, [&](int64_t i, int t, int k, bool valid) {
-      const int p = valid ? table.place(topk_idx[i]) : -1;
-      places.add(team, p, team.peers(p));
+      const int64_t id = valid ? topk_idx[i] : -1;
+      const int p = place(id);
+      bad += p < 0 && id != -1;
+      if (weights && valid) bad += weights[i] != weights[i];
+      const int32_t mine = places.add(team, p, team.peers(p));
+      if (valid) number[i] = mine;
       const int r = p < 0 ? -1 : table.rank_of_place[p];
-      const uint32_t same = team.peers(r);
-      const bool is_first = first.is_first(team, r, t, k, same);
-      ranks.add(team, is_first ? r : -1, same & team.ballot(is_first));
+      count_first(team, on_rank, ranks, r, t, k);
+      if (domains > 0) count_first(team, in_domain, over, r < 0 ? -1 : r / hop, t, k);
     });
+    const auto all_bad = static_cast<int32_t>(team.warp_sum(bad));
+    if (team.lane() == 0) wrong.counts[team.warp()] = all_bad;
     int32_t* const mine = workspace + static_cast<int64_t>(team.block()) * keys();
     places.finish(team, mine);
-    ranks.finish(team, mine + table.experts);
+    ranks.finish(team, mine + E);
+    over.finish(team, mine + E + R);
+    wrong.finish(team, mine + E + R + domains);
+    if (warps == 1) return;
+    for_warp_slots(team, tokens, top_k, [&](int64_t i, int, int, bool valid) {
+      const int p = valid ? place(topk_idx[i]) : -1;
+      if (p >= 0) number[i] += places.below(team, p);
+    });
   }
 
   template <class Team>
   FLEXEP_HD void add_blocks(const Team& team, int32_t* shared) const {
+    if (team.block() == 0 && team.rank() == 0)
+      for (int i = 0; i < kStamp; ++i) said[1 + i] = stamp[i];
     const int begin = static_cast<int>(static_cast<int64_t>(keys()) * team.block() / team.blocks());
     const int end = static_cast<int>(static_cast<int64_t>(keys()) * (team.block() + 1) / team.blocks());
     if (begin == end) return;
@@ -68,8 +104,12 @@ struct CountSlots {
     const BlockCounts blocks{workspace + begin, team.blocks(), keys(), end - begin};
     blocks.sum(team, team.blocks(), total, nullptr, scratch);
     for (int i = team.rank(); i < end - begin; i += team.size()) {
-      const int key = begin + i;
-      (key < table.experts ? counts + key : rank_tokens + (key - table.experts))[0] = total[i];
+      if (begin + i + 1 < keys()) {
+        said[kHeader + begin + i] = total[i];
+        continue;
+      }
+      said[0] = total[i];
+      if (masked) *masked += total[i];
     }
   }
 };

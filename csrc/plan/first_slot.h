@@ -36,4 +36,13 @@ class FirstSlots {
   int32_t* last_token_;
 };
 
+/// Counts the slot of each lane, which is on `key` (-1: nowhere), if it is its token's first there.
+template <class Team>
+FLEXEP_HD void count_first(const Team& team, const FirstSlots& first, const KeyCounts& counts, int key, int t,
+                           int k) {
+  const uint32_t same = team.peers(key);
+  const bool is_first = first.is_first(team, key, t, k, same);
+  counts.add(team, is_first ? key : -1, same & team.ballot(is_first));
+}
+
 }  // namespace flexep

@@ -1,61 +1,96 @@
-// Step 4 of the plan: the receiver's side. Row metadata travels with each token; here it is packed by the
-// source and turned into maps by the receiver.
-//
-// One metadata row: { source token, destination row of slot 0..K-1 or -1 [, weight of slot 0..K-1 as fp32
-// bits] }.
+// Step 4 of the plan: the receiver's side. The records that came are turned into maps.
 #pragma once
 #include <cstdint>
 
 #include "plan/numbering.h"
+#include "plan/records.h"
 
 namespace flexep {
 
-/// Phase 0 writes rows without slots, phase 1 the slots.
-struct PackMeta {
+/// Records into lists in (source rank, token) order, and the transpose of their row map. Phase 0 clears what not every
+/// record writes, phase 1 reads the records.
+struct ReceiveRows {
   static constexpr int kPhases = 2;
 
-  const int32_t* slot_row;    // [tokens, top_k]
-  const int32_t* slot_send;   // [tokens, top_k]
-  const int32_t* send_token;  // [num_send]
+  const int32_t* meta;  // [received, width]
+  RecordShape shape;
+  int received, num_rows, ranks;
   const int32_t*
-      weights_bits;  // [tokens, top_k] fp32 bits; not read unless has_weights (an empty tensor is null too)
-  bool has_weights;
-  int tokens, top_k, num_send;
-  int32_t* meta;  // out [num_send, 1 + top_k (+ top_k)]
+      base;  // [ranks + 1] first row of each source; null: all `received` rows have come, as they are
+  const int32_t* arrival;  // [ranks] first record of each source; null: they have come in order
 
-  FLEXEP_HD int width() const { return 1 + top_k * (has_weights ? 2 : 1); }
-  FLEXEP_HD int64_t items() const { return static_cast<int64_t>(num_send) * width(); }
+  int32_t* token;        // out [received] token at its source; -1 tail
+  int32_t* rows;         // out [received, top_k] expert-major row of each slot; -1 elsewhere
+  int32_t* weights;      // out [received, top_k] bits, 0 elsewhere; or null
+  int32_t* row_src;      // out [num_rows] received row * top_k + slot that fills each row; -1 padding
+  int32_t* row_weights;  // out [num_rows] its weight, 0 on padding; or null
+  int32_t* order;        // out [received] record of each row, -1 tail; null with `arrival`
+
+  FLEXEP_HD int64_t items() const {
+    const int64_t slots = static_cast<int64_t>(received) * shape.top_k;
+    return slots > num_rows ? slots : num_rows;
+  }
   FLEXEP_HD int64_t shared_ints(int, int) const { return 0; }
 
   template <int kPhase, class Team>
   FLEXEP_HD void phase(const Team& team, int32_t*) const {
-    if constexpr (kPhase == 0)
-      clear_rows(team);
-    else
-      fill_slots(team);
-  }
-
- private:
-  /// A warp takes one row after the other.
-  template <class Team>
-  FLEXEP_HD void clear_rows(const Team& team) const {
-    const WarpRange mine(team, num_send);
-    for (int i = mine.begin; i < mine.end; ++i) {
-      int32_t* const row = meta + static_cast<int64_t>(i) * width();
-      if (team.lane() == 0) row[0] = send_token[i];
-      for (int k = 1 + team.lane(); k <= top_k; k += team.width()) row[k] = -1;
-      for (int k = 1 + top_k + team.lane(); k < width(); k += team.width()) row[k] = 0;
+    if constexpr (kPhase == 0) {
+      for (int64_t i = grid_rank(team); i < num_rows; i += grid_size(team)) {
+        row_src[i] = -1;
+        if (row_weights) row_weights[i] = 0;
+      }
+    } else {
+      const int64_t used = base ? base[ranks] : received;
+      for (int64_t n = grid_rank(team); n < received; n += grid_size(team)) {
+        const int64_t place = n < used ? record_of(static_cast<int>(n)) : -1;
+        if (place >= 0 && place < received)  // counts that never arrived may say anything
+          read(team, n, place);
+        else
+          clear(n);
+      }
     }
   }
 
+ private:
+  FLEXEP_HD int64_t record_of(int n) const {
+    if (!arrival) return n;
+    int low = 0, high = ranks;  // the last source that begins at or before n
+    while (high - low > 1) {
+      const int middle = low + (high - low) / 2;
+      (base[middle] <= n ? low : high) = middle;
+    }
+    return static_cast<int64_t>(arrival[low]) + n - base[low];
+  }
+
   template <class Team>
-  FLEXEP_HD void fill_slots(const Team& team) const {
-    for_warp_slots(team, tokens, top_k, [&](int64_t i, int, int k, bool valid) {
-      if (!valid || slot_send[i] < 0) return;
-      int32_t* const row = meta + static_cast<int64_t>(slot_send[i]) * width();
-      row[1 + k] = slot_row[i];
-      if (has_weights) row[1 + top_k + k] = weights_bits[i];
-    });
+  FLEXEP_HD void read(const Team& team, int64_t n, int64_t place) const {
+    const int K = shape.top_k;
+    const int32_t* const record = meta + place * shape.width();
+    const int32_t* const row = record + shape.row(0);
+    const int32_t* const weight = record + shape.weight(0);
+    token[n] = record[0];
+    if (order) order[n] = static_cast<int32_t>(place);
+    copy(rows + n * K, row, K);
+    if (weights) copy(weights + n * K, weight, K);
+    for (int k = 0; k < K; ++k) {
+      const bool fills = static_cast<uint32_t>(row[k]) < static_cast<uint32_t>(num_rows);
+      scatter_if(team, fills, row_src, row[k], static_cast<int32_t>(n * K) + k);
+      if (row_weights) scatter_if(team, fills, row_weights, row[k], weight[k]);
+    }
+  }
+
+  FLEXEP_HD void clear(int64_t n) const {
+    token[n] = -1;
+    if (order) order[n] = -1;
+    for (int64_t i = n * shape.top_k; i < (n + 1) * shape.top_k; ++i) {
+      rows[i] = -1;
+      if (weights) weights[i] = 0;
+    }
+  }
+
+  FLEXEP_HD static void copy(int32_t* to, const int32_t* from, int count) {
+    FLEXEP_INDEPENDENT
+    for (int i = 0; i < count; ++i) to[i] = from[i];
   }
 };
 

@@ -11,13 +11,15 @@ namespace flexep {
 struct ResolveRows {
   static constexpr int kPhases = 1;
 
-  const int32_t* counts;  // [ranks, experts] source rank x place
+  const int32_t* counts;  // [ranks, experts] source rank x place, rows `stride` apart
+  int64_t stride;
   TableView table;
   int alignment;
   int64_t capacity;   // rows a rank, padding included; < 0: as many as arrive
   int32_t* base;      // out [ranks, experts] rows of the place that come from lower source ranks
   int32_t* start;     // out [experts] first row of the place on its rank
   int32_t* kept;      // out [experts] rows of the place after the rule
+  int32_t* padded;    // out [experts] the same, padded
   int32_t* dropped;   // out [experts] rows of the place that the rule refused
   int32_t* cut;       // out [ranks] c; INT32_MAX without a capacity
   int64_t* num_rows;  // out [ranks] padded rows in use
@@ -38,6 +40,9 @@ struct ResolveRows {
                                end - begin,   alignment,    capacity};
       const PlaceLayout::Result result = layout(team);
       if (team.lane() == 0) cut[r] = result.cut, num_rows[r] = result.rows;
+      const LaneRange mine(WarpLanes<Team>{team}, end - begin);  // the lane that has written `kept`
+      for (int p = begin + mine.begin; p < begin + mine.end; ++p)
+        padded[p] = static_cast<int32_t>(PlaceLayout::padded(kept[p], alignment));
     }
   }
 
@@ -49,7 +54,7 @@ struct ResolveRows {
     for (int first = 0; first < table.ranks; first += kBatch) {
       int32_t n[kBatch];
       FLEXEP_UNROLL
-      for (int j = 0; j < kBatch; ++j) n[j] = first + j < table.ranks ? counts[at(first + j, p)] : 0;
+      for (int j = 0; j < kBatch; ++j) n[j] = first + j < table.ranks ? counts[(first + j) * stride + p] : 0;
       FLEXEP_UNROLL
       for (int j = 0; j < kBatch; ++j) {
         if (first + j < table.ranks) base[at(first + j, p)] = total;
@@ -66,7 +71,7 @@ struct ResolveRows {
     for (int source = 0; source < table.ranks; ++source)
       for (int p = 0; p < table.experts; ++p) {
         base[at(source, p)] = kept[p];
-        kept[p] += counts[at(source, p)];
+        kept[p] += counts[source * stride + p];
       }
   }
 

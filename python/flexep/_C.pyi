@@ -1,6 +1,7 @@
 # Written by `make stubs` from the compiled module; do not edit.
 import collections.abc
 
+HEADER_INTS: int
 MAP_BANDS: int
 MAX_CHUNKS: int
 MAX_DEVICE_OPS: int
@@ -167,6 +168,25 @@ class RouteRule:
         scaling: float,
     ) -> None: ...
 
+class SendOrder:
+    def __init__(
+        self,
+        rows: int,
+        top_k: int,
+        owners: int,
+        unit: int,
+        split: int,
+        num_send: int,
+        order: int,
+        slot_send: int,
+        send_row: int,
+        send_first: int,
+        send_token: int,
+    ) -> None: ...
+
+class SentCounts:
+    def __init__(self, counts: int, stride: int, ranks: int, domains: int) -> None: ...
+
 class TableView:
     def __init__(
         self, experts: int, ranks: int, place_of_expert: int, rank_of_place: int, rank_begin: int
@@ -197,21 +217,20 @@ class WindowShape:
 
 def assign_rows(
     table: TableView,
-    topk_idx: int,
-    tokens: int,
-    top_k: int,
+    topk_idx: Integers,
+    number: int,
+    place_counts: int,
     base: int,
     start: int,
     cut: int,
-    split: int,
-    num_send: int,
+    domains: int,
+    weights: int,
+    has_weights: bool,
     slot_row: int,
     slot_rank: int,
-    slot_send: int,
-    send_row: int,
-    send_rank: int,
-    send_token: int,
+    order: SendOrder,
     send_counts: int,
+    meta: int,
     workspace: int,
     stream: int | None,
 ) -> None: ...
@@ -227,13 +246,34 @@ def compact_rows(
     workspace: int,
     stream: int | None,
 ) -> None: ...
+def count_peers(
+    sent: SentCounts,
+    tokens: int,
+    tokens_stride: int,
+    rank: int,
+    tokens_of: int,
+    send: int,
+    recv: int,
+    recv_base: int,
+    rail_out: int,
+    rail_in: int,
+    member_out: int,
+    member_in: int,
+    arrival: int,
+    relay_base: int,
+    stream: int | None,
+) -> None: ...
 def count_slots(
     table: TableView,
-    topk_idx: int,
+    topk_idx: Integers,
     tokens: int,
     top_k: int,
-    counts: int,
-    rank_tokens: int,
+    domains: int,
+    weights: int,
+    stamp: tuple[int, int, int, int],
+    said: int,
+    number: int,
+    masked: int,
     workspace: int,
     stream: int | None,
 ) -> None: ...
@@ -276,6 +316,9 @@ def dot_rows_cuda(
     hidden: int,
     stream: int,
 ) -> None: ...
+def exact_sizes(
+    sent: SentCounts, counts: int, table: TableView, alignment: int, rank: int
+) -> tuple[int, int, int, int, int]: ...
 def expand_rows(
     out: int,
     src: tuple[int, int, int],
@@ -336,18 +379,6 @@ def multihot_to_indices_cuda(
     idx: int, mask: int, tokens: int, top_k: int, experts: int, stream: int
 ) -> None: ...
 def narrow(out: int, values: int, count: int, low: int, high: int) -> int: ...
-def pack_meta(
-    slot_row: int,
-    slot_send: int,
-    send_token: int,
-    weights: int,
-    has_weights: bool,
-    tokens: int,
-    top_k: int,
-    num_send: int,
-    meta: int,
-    stream: int | None,
-) -> None: ...
 def pad_routing_map(out: int, mask: int, tokens: int, experts: int, multiple: int) -> None: ...
 def pad_routing_map_cuda(
     out: int, mask: int, counts: int, tokens: int, experts: int, multiple: int, stream: int
@@ -386,6 +417,23 @@ def quantize_rows(
     threads: int,
     stream: int | None,
 ) -> None: ...
+def receive_rows(
+    meta: int,
+    top_k: int,
+    has_weights: bool,
+    received: int,
+    num_rows: int,
+    ranks: int,
+    base: int,
+    arrival: int,
+    token: int,
+    rows: int,
+    weights: int,
+    row_src: int,
+    row_weights: int,
+    order: int,
+    stream: int | None,
+) -> None: ...
 def reduce_rows(
     out: int,
     out_dtype: int,
@@ -415,14 +463,27 @@ def reduce_rows_cuda(
     hidden: int,
     stream: int,
 ) -> None: ...
+def relay_records(
+    rail: int,
+    has_weights: bool,
+    used: int,
+    token: int,
+    order: SendOrder,
+    send_counts: int,
+    meta: int,
+    workspace: int,
+    stream: int | None,
+) -> None: ...
 def resolve_rows(
     table: TableView,
     counts: int,
+    stride: int,
     alignment: int,
     capacity: int,
     base: int,
     start: int,
     kept: int,
+    padded: int,
     dropped: int,
     cut: int,
     num_rows: int,

@@ -18,6 +18,11 @@ def take_rows(values_NK: torch.Tensor, index_M: torch.Tensor, fill: float) -> to
     return take(values_NK.flatten(), entry_index(index_M[:, None], values_NK.shape[1]), fill)
 
 
+def take_slots(values_MK: torch.Tensor, record_NK: torch.Tensor) -> torch.Tensor:
+    """values[record[n, k], k], [N, K]; 0 where the record is -1."""
+    return take(values_MK.flatten(), entry_index(record_NK, values_MK.shape[1]), 0.0)
+
+
 def entry_index(row: torch.Tensor, width: int) -> torch.Tensor:
     """row * width + column for every column, -1 where the row is -1. `row` is [M, 1] or [M, width]."""
     column = torch.arange(width, dtype=torch.int32, device=row.device)

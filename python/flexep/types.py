@@ -13,24 +13,17 @@ HANDLE_VERSION = 1
 
 @dataclass(frozen=True)
 class Hops:
-    """The two hops of a rank's metadata: over the rail to the relays, then from each relay to its domain. int32.
+    """The two hops of what travels beside rows: over the rail to the relays, then from each relay to its domain. int32.
 
     Attributes:
-        rail_token, rail_domain [X]: token of each record sent over the rail, and the domain it goes to, ascending.
-        slot_domain [T, K]: domain of each slot, -1 empty or dropped.
-        relay_slot [Q, K]: index in this domain of each slot of a relayed record, -1 elsewhere.
-        member_record, member [Y]: relayed record behind each record sent inside the domain, and the index it goes to,
-            ascending.
-        order [N]: place, among the arrived records, of each one in (source rank, token) order; int64.
+        relay_record [Q, K]: record, of those sent inside the domain, that carries each slot of a relayed one; -1 none.
+        member_item [Y]: relayed record behind each record sent inside the domain, -1 unused.
+        order [N]: place, among the arrived records, of each one in (source rank, token) order; -1 tail.
         rail_out, rail_in, member_out, member_in [R]: records to and from each rank.
     """
 
-    rail_token: torch.Tensor
-    rail_domain: torch.Tensor
-    slot_domain: torch.Tensor
-    relay_slot: torch.Tensor
-    member_record: torch.Tensor
-    member: torch.Tensor
+    relay_record: torch.Tensor
+    member_item: torch.Tensor
     order: torch.Tensor
     rail_out: torch.Tensor
     rail_in: torch.Tensor
@@ -83,8 +76,8 @@ class Route:
             itself).
         flat_part [N] or None: partial row of each flat row, -1 tail (None: the same).
         part_flat [P] or None: flat row of each partial row, -1 gap (None: the same).
-        home_row, home_rank [T, K]: rows of the home-coming buffer that belong to each token, and their ranks,
-            ascending, then -1.
+        home_row, home_rank [T, K]: rows of the home-coming buffer that belong to each token, and their ranks (where
+            relays add: the first rank of each domain), ascending, then -1.
         home_slot [T, K]: row of the home-coming buffer that carries each slot, -1 empty or dropped.
         send_token [S] or None: token at each send position, -1 unused (back ends that send rows).
         send_splits, recv_splits: rows to and from each rank (back ends that exchange rows).
@@ -98,13 +91,13 @@ class Route:
     num_flat: int
     part_rows: torch.Tensor
     row_src: torch.Tensor
-    row_buffer: torch.Tensor | None
-    flat_buffer: torch.Tensor | None
-    flat_part: torch.Tensor | None
-    part_flat: torch.Tensor | None
     home_row: torch.Tensor
     home_rank: torch.Tensor
     home_slot: torch.Tensor
+    row_buffer: torch.Tensor | None = None
+    flat_buffer: torch.Tensor | None = None
+    flat_part: torch.Tensor | None = None
+    part_flat: torch.Tensor | None = None
     send_token: torch.Tensor | None = None
     send_splits: tuple[int, ...] = ()
     recv_splits: tuple[int, ...] = ()

@@ -1,124 +1,24 @@
 // The plan's text over blocks of warps of threads must write what it writes by one lane, for any shape: this is how a
 // grid of CTAs runs it. Random worlds; prints the first difference and exits 1. Under TSan it also shows missing syncs.
-#include <algorithm>
-#include <barrier>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <deque>
 #include <random>
-#include <thread>
 #include <vector>
 
+#include "lanes.h"
 #include "plan/assign.h"
 #include "plan/counts.h"
+#include "plan/peers.h"
 #include "plan/permutation.h"
 #include "plan/receive.h"
+#include "plan/relay.h"
 #include "plan/resolve.h"
 #include "plan/transpose.h"
 
 namespace {
 
-using Ints = std::vector<int32_t>;
-constexpr int32_t kPoison = -77;
-
-struct Shape {
-  int blocks, warps, width;
-  int lanes() const { return warps * width; }
-};
-constexpr Shape kOne{1, 1, 1};
-
-/// What the lanes of a warp show each other.
-struct WarpMeeting {
-  explicit WarpMeeting(int width) : barrier(width) {}
-  std::barrier<> barrier;
-  int64_t shown[32];
-};
-
-struct ThreadBlock {
-  Shape shape;
-  int block_rank, lane_of_block;
-  std::barrier<>* meet;
-  WarpMeeting* warp_meet;
-
-  int rank() const { return lane_of_block; }
-  int size() const { return shape.lanes(); }
-  void sync() const { meet->arrive_and_wait(); }
-  int block() const { return block_rank; }
-  int blocks() const { return shape.blocks; }
-  int warp() const { return lane_of_block / shape.width; }
-  int warps() const { return shape.warps; }
-  int lane() const { return lane_of_block % shape.width; }
-  int width() const { return shape.width; }
-  void warp_sync() const { warp_meet->barrier.arrive_and_wait(); }
-  uint32_t peers(int32_t key) const {
-    return over_lanes<uint32_t>(
-        key, [&](uint32_t mask, int lane, int64_t shown) { return mask | (shown == key ? 1u << lane : 0); });
-  }
-  uint32_t ballot(bool yes) const {
-    return over_lanes<uint32_t>(
-        yes, [](uint32_t mask, int lane, int64_t shown) { return mask | (shown ? 1u << lane : 0); });
-  }
-  int64_t warp_sum(int64_t value) const {
-    return over_lanes<int64_t>(value, [](int64_t sum, int, int64_t shown) { return sum + shown; });
-  }
-  int64_t warp_max(int64_t value) const {
-    return over_lanes<int64_t>(value, [](int64_t most, int, int64_t shown) { return std::max(most, shown); });
-  }
-  int64_t warp_scan(int64_t value) const {
-    return over_lanes<int64_t>(
-        value, [&](int64_t sum, int other, int64_t shown) { return sum + (other < lane() ? shown : 0); });
-  }
-
- private:
-  template <class T, class Fold>
-  T over_lanes(int64_t value, Fold fold) const {
-    warp_meet->shown[lane()] = value;
-    warp_sync();
-    T folded = 0;
-    for (int lane = 0; lane < width(); ++lane) folded = fold(folded, lane, warp_meet->shown[lane]);
-    warp_sync();
-    return folded;
-  }
-};
-
-/// Runs phase after phase; between two, all threads meet and every block's shared memory is lost.
-template <int kPhase, class Step>
-void run_phases(const Step& step, const ThreadBlock& team, Ints& shared, std::barrier<>& all) {
-  step.template phase<kPhase>(team, shared.data());
-  all.arrive_and_wait();
-  if constexpr (kPhase + 1 < Step::kPhases) {
-    if (team.rank() == 0) std::fill(shared.begin(), shared.end(), kPoison);
-    team.sync();
-    run_phases<kPhase + 1>(step, team, shared, all);
-  }
-}
-
-template <class Step>
-void run(const Step& step, Shape shape) {
-  const auto ints = static_cast<size_t>(step.shared_ints(shape.warps, shape.lanes()));
-  if (shape.blocks * shape.lanes() == 1) {
-    Ints shared(ints, kPoison);
-    return flexep::run_solo(step, shared.data());
-  }
-  std::vector<Ints> shared(shape.blocks, Ints(ints, kPoison));
-  std::deque<std::barrier<>> meets;
-  std::deque<WarpMeeting> warps;
-  std::barrier<> all(shape.blocks * shape.lanes());
-  std::vector<std::jthread> threads;
-  for (int block = 0; block < shape.blocks; ++block) {
-    meets.emplace_back(shape.lanes());
-    for (int lane = 0; lane < shape.lanes(); ++lane) {
-      if (lane % shape.width == 0) warps.emplace_back(shape.width);
-      const ThreadBlock team{shape, block, lane, &meets.back(), &warps.back()};
-      threads.emplace_back([&, team, block] { run_phases<0>(step, team, shared[block], all); });
-    }
-  }
-}
-
-template <class Step>
-Ints workspace(const Step& step, Shape shape) {
-  return Ints(static_cast<size_t>(step.workspace_ints(shape.blocks)), kPoison);
-}
+using namespace lanes;
 
 struct World {
   int ranks, experts, top_k, alignment, capacity;
@@ -158,65 +58,192 @@ struct Written {
   }
 };
 
-void plan_source(const World& w, int s, const Ints& base, const Ints& start, const Ints& cut, Shape shape,
-                 Written& written) {
-  const int R = w.ranks, K = w.top_k, T = w.tokens[s], S = R * T;
-  std::vector<Ints> slots(5, Ints(T * K, kPoison));
-  Ints send_token(S, kPoison), send_counts(R, kPoison);
-  flexep::AssignRows assign{w.topk_idx[s].data(),
-                            T,
-                            K,
+/// What a rank has counted, and has to keep until rows are assigned.
+struct Counted {
+  Ints said, number, workspace;
+};
+
+Counted count_source(const World& w, int s, int domains, Shape shape) {
+  const int keys = flexep::CountSlots::keys(w.experts, w.ranks, domains);
+  Counted out{Ints(4 + keys, kPoison), Ints(w.tokens[s] * w.top_k, kPoison), {}};
+  std::vector<float> weights(out.number.size(), 1.0f);
+  for (size_t i = 0; i < weights.size(); i += 5) weights[i] = NAN;
+  flexep::CountSlots count{{w.topk_idx[s].data(), false},
+                           w.tokens[s],
+                           w.top_k,
+                           w.table(),
+                           domains,
+                           s % 2 ? weights.data() : nullptr,
+                           {1, 2, 3, 4},
+                           out.said.data(),
+                           out.number.data(),
+                           nullptr,
+                           nullptr};
+  out.workspace = workspace(count, shape);
+  count.workspace = out.workspace.data();
+  run(count, shape);
+  return out;
+}
+
+/// The outputs of a SendOrder.
+struct Order {
+  Ints order, slot_send, send_row, send_first, send_token, counts;
+  Order(int rows, int top_k, int num_send, int owners)
+      : order(rows * top_k, kPoison),
+        slot_send(order),
+        send_row(order),
+        send_first(order),
+        send_token(num_send, kPoison),
+        counts(owners, kPoison) {}
+  flexep::SendOrder step(int rows, int top_k, int owners, int unit, int split) {
+    return {rows,
+            top_k,
+            owners,
+            unit,
+            split,
+            static_cast<int>(send_token.size()),
+            order.data(),
+            slot_send.data(),
+            send_row.data(),
+            send_first.data(),
+            send_token.data(),
+            counts.data()};
+  }
+  void keep(Written& written) const { written.keep(slot_send, send_row, send_first, send_token, counts); }
+};
+
+/// What a relay would pass on of the records that this source sends, and what the last rank would read of those.
+void pass_on(const Ints& rail, int top_k, int used, Shape shape, Written& written) {
+  const int members = 2, Q = static_cast<int>(rail.size()) / (1 + 3 * top_k), Y = Q * members + 1;
+  Order order(Q, top_k, Y, members);
+  Ints token(Q, kPoison), meta(Y * (1 + 2 * top_k), kPoison);
+  flexep::RelayRecords relay{rail.data(),
+                             {top_k, true, true},
+                             &used,
+                             token.data(),
+                             order.step(Q, top_k, members, 1, -1),
+                             {{top_k, false, true}, meta.data()},
+                             nullptr};
+  Ints scratch = workspace(relay, shape);
+  relay.workspace = scratch.data();
+  run(relay, shape);
+  order.keep(written);
+  written.keep(token, meta);
+  // As if the first rank had sent one of them, and the second the rest, which came first.
+  const Ints base{0, 1, Y - 1}, arrival{Y - 2, 0};
+  Ints came(Y, kPoison), rows(Y * top_k, kPoison), weights(rows), places(Y, kPoison);
+  run(flexep::ReceiveRows{meta.data(),
+                          {top_k, false, true},
+                          Y,
+                          0,
+                          2,
+                          base.data(),
+                          arrival.data(),
+                          came.data(),
+                          rows.data(),
+                          weights.data(),
+                          nullptr,
+                          nullptr,
+                          places.data()},
+      shape);
+  written.keep(came, rows, weights, places);
+}
+
+void plan_source(const World& w, int s, const Counted& counted, const Ints& base, const Ints& start,
+                 const Ints& cut, int domains, Shape shape, Written& written) {
+  const int R = w.ranks, K = w.top_k, T = w.tokens[s], owners = domains > 0 ? domains : R;
+  const int split = domains > 0 ? -1 : T, S = owners * T, width = 1 + K * (domains > 0 ? 3 : 2);
+  Ints slot_row(T * K, kPoison), slot_rank(slot_row), rank_counts(R, domains > 0 ? kPoison : 0);
+  Ints weights(T * K, 5), meta(S * width, kPoison);
+  Order order(T, K, S, owners);
+  flexep::AssignRows assign{{w.topk_idx[s].data(), false},
                             w.table(),
+                            counted.number.data(),
+                            counted.workspace.data(),
+                            flexep::CountSlots::keys(w.experts, R, domains),
                             &base[s * w.experts],
                             start.data(),
                             cut.data(),
-                            T,
-                            S,
-                            slots[0].data(),
-                            slots[1].data(),
-                            slots[2].data(),
-                            slots[3].data(),
-                            slots[4].data(),
-                            send_token.data(),
-                            send_counts.data(),
+                            domains,
+                            weights.data(),
+                            slot_row.data(),
+                            slot_rank.data(),
+                            order.step(T, K, owners, R / owners, split),
+                            rank_counts.data(),
+                            {{K, domains > 0, true}, meta.data()},
                             nullptr};
   Ints assign_workspace = workspace(assign, shape);
   assign.workspace = assign_workspace.data();
   run(assign, shape);
-  for (const Ints& v : slots) written.keep(v);
-  Ints weights(T * K, 5), meta(S * (1 + 2 * K), kPoison);
-  run(flexep::PackMeta{slots[0].data(), slots[2].data(), send_token.data(), weights.data(), true, T, K, S,
-                       meta.data()},
+  order.keep(written);
+  written.keep(slot_row, slot_rank, rank_counts, meta);
+  if (domains > 0) {
+    int used = 0;
+    for (int n : order.counts) used += n;
+    return pass_on(meta, K, used, shape, written);
+  }
+  // The records of the last rank alone: rows of several would meet.
+  Ints token(T, kPoison), rows(T * K, kPoison), row_src(64, kPoison), row_weights(row_src);
+  run(flexep::ReceiveRows{meta.data() + (R - 1) * T * width,
+                          {K, false, true},
+                          T,
+                          64,
+                          0,
+                          nullptr,
+                          nullptr,
+                          token.data(),
+                          rows.data(),
+                          nullptr,
+                          row_src.data(),
+                          row_weights.data(),
+                          nullptr},
       shape);
+  written.keep(token, rows, row_src, row_weights);
   Ints source(T, kPoison), compact(T * K, kPoison), inverse(64, kPoison);
-  flexep::CompactRows pack{slots[0].data(), slots[1].data(), s % R,  T, K, T,
-                           source.data(),   compact.data(),  nullptr};
+  flexep::CompactRows pack{slot_row.data(), slot_rank.data(), s % R,  T, K, T,
+                           source.data(),   compact.data(),   nullptr};
   Ints pack_workspace = workspace(pack, shape);
   pack.workspace = pack_workspace.data();
   run(pack, shape);
   run(flexep::InvertRows{compact.data(), T, K, 64, inverse.data()}, shape);
-  written.keep(send_token, send_counts, meta, source, compact, inverse);
+  written.keep(source, compact, inverse);
 }
 
-/// Everything that the plan of R ranks writes.
+/// What each rank sends and gets of what everybody said.
+void count_peers(const World& w, const Ints& said, int domains, Shape shape, Written& written) {
+  const int R = w.ranks, stride = static_cast<int>(said.size()) / R;
+  const flexep::SentCounts sent{&said[5 + w.experts], stride, R, domains};
+  for (int rank = 0; rank < R; ++rank) {
+    Ints one(3 * R, kPoison), base(R + 1, kPoison), hops(5 * R, domains > 0 ? kPoison : 0);
+    Ints relay(domains + 1, domains > 0 ? kPoison : 0);
+    run(flexep::PeerCounts{sent, &said[2], stride, rank, &one[0], &one[R], &one[2 * R], base.data(), &hops[0],
+                           &hops[R], &hops[2 * R], &hops[3 * R], &hops[4 * R], relay.data()},
+        shape);
+    written.keep(one, base, hops, relay);
+  }
+}
+
+/// Everything that the plan of R ranks writes, for ranks and over domains of two.
 Ints plan_ranks(const World& w, Shape shape) {
   const int R = w.ranks, E = w.experts;
   Written written;
-  Ints counts(R * E, kPoison), rank_tokens(R * R, kPoison);
-  for (int s = 0; s < R; ++s) {
-    flexep::CountSlots count{w.topk_idx[s].data(), w.tokens[s],         w.top_k, w.table(),
-                             &counts[s * E],       &rank_tokens[s * R], nullptr};
-    Ints scratch = workspace(count, shape);
-    count.workspace = scratch.data();
-    run(count, shape);
+  for (const int domains : {0, R % 2 ? 0 : R / 2}) {
+    std::vector<Counted> counted;
+    Ints all;
+    for (int s = 0; s < R; ++s) {
+      counted.push_back(count_source(w, s, domains, shape));
+      all.insert(all.end(), counted[s].said.begin(), counted[s].said.end());
+    }
+    Ints base(R * E, kPoison), start(E, kPoison), kept(start), padded(start), dropped(start), cut(R, kPoison);
+    std::vector<int64_t> rows(R, kPoison);
+    run(flexep::ResolveRows{&all[5], static_cast<int64_t>(all.size()) / R, w.table(), w.alignment, w.capacity,
+                            base.data(), start.data(), kept.data(), padded.data(), dropped.data(), cut.data(),
+                            rows.data()},
+        shape);
+    written.keep(all, base, start, kept, padded, dropped, cut, rows);
+    count_peers(w, all, domains, shape, written);
+    for (int s = 0; s < R; ++s) plan_source(w, s, counted[s], base, start, cut, domains, shape, written);
   }
-  Ints base(R * E, kPoison), start(E, kPoison), kept(E, kPoison), dropped(E, kPoison), cut(R, kPoison);
-  std::vector<int64_t> rows(R, kPoison);
-  run(flexep::ResolveRows{counts.data(), w.table(), w.alignment, w.capacity, base.data(), start.data(),
-                          kept.data(), dropped.data(), cut.data(), rows.data()},
-      shape);
-  written.keep(counts, rank_tokens, base, start, kept, dropped, cut, rows);
-  for (int s = 0; s < R; ++s) plan_source(w, s, base, start, cut, shape, written);
   return written.all;
 }
 

@@ -37,17 +37,19 @@ MUTANTS = {
         "for (int key",
     ),
     "a token in two batches counts twice": ("plan/first_slot.h", "last_token_[r] = t;", "(void)t;"),
-    "lists are read before they are written": (
-        "plan/assign.h",
-        "team.warp_sync();\n    for_warp_slots",
-        "for_warp_slots",
-    ),
-    "a rank begins while others read where": (
-        "plan/assign.h",
+    "an owner begins while others read where": (
+        "plan/send_order.h",
         "team.sync();\n    clear_unused",
         "clear_unused",
     ),
-    "unused positions keep old tokens": ("plan/assign.h", "send_token[i] = -1;", "(void)i;"),
+    "unused positions keep old tokens": ("plan/send_order.h", "send_token[i] = -1;", "(void)i;"),
+    "unused records keep old words": ("plan/send_order.h", "      clear(i);", ""),
+    "slots of lower warps are forgotten": (
+        "plan/counts.h",
+        "number[i] += places.below(team, p);",
+        "(void)p;",
+    ),
+    "peers are added up before all are counted": ("plan/peers.h", "team.sync();\n", ""),
     "compaction forgets lower blocks": ("plan/receive.h", "*below + kept", "kept"),
     "the layout is read before it is made": (
         "plan/permutation.h",

@@ -12,12 +12,12 @@ import torch
 
 import flexep
 from flexep._native.plan import (
+    HEADER_INTS,
     PlanTable,
     assign_rows,
     compact_rows,
     count_slots,
     invert_rows,
-    pack_meta,
     resolve,
 )
 from flexep.ops.rows import gather_rows, reduce_rows
@@ -46,13 +46,21 @@ def plan_everything(
     topk_idx: list[torch.Tensor], weights: torch.Tensor, table: PlanTable, capacity: int | None
 ) -> dict[str, torch.Tensor]:
     counted = [count_slots(idx, table) for idx in topk_idx]
-    resolved = resolve(torch.stack([c for c, _ in counted]), table, 8, capacity)
-    T = topk_idx[0].shape[0]
-    out = {f"counts {i}": torch.cat(c) for i, c in enumerate(counted)}
+    said, T = torch.stack([one.said for one in counted]), topk_idx[0].shape[0]
+    resolved = resolve(said[:, HEADER_INTS : HEADER_INTS + table.num_experts], table, 8, capacity)
+    out = {"said": said}
     out |= {f.name: getattr(resolved, f.name) for f in fields(resolved)}
-    assigned = assign_rows(topk_idx[0], 0, resolved, table, num_send=table.num_ranks * T, split=T)
+    assigned = assign_rows(
+        counted[0],
+        0,
+        resolved,
+        table,
+        num_send=table.num_ranks * T,
+        split=T,
+        records=True,
+        weights_TK=weights,
+    )
     out |= {f.name: getattr(assigned, f.name) for f in fields(assigned)}
-    out["meta"] = pack_meta(assigned, weights)
     out["source"], out["compact"] = compact_rows(
         assigned.slot_row, T, rows_rank_MK=assigned.slot_rank, rank=table.num_ranks - 1
     )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import flexep.dispatchers.dispatcher  # noqa: F401  (so that everything to patch is loaded)
-from flexep._native import plan
+from flexep._native import arrivals, plan
 from flexep.dispatchers.allgather import AllGather
 from flexep.dispatchers.alltoall import AllToAll
 from flexep.dispatchers.deepep import DeepEP
@@ -43,6 +43,24 @@ def plan_dropped_row(assign: Callable) -> Undo:
         return replace(assigned, slot_row=first_lost(assigned.slot_row, -1))
 
     return replace_function(plan.assign_rows, changed)
+
+
+def received_wrong_row(receive: Callable) -> Undo:
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        received = receive(*args, **kwargs)
+        return replace(received, rows=swapped(received.rows), row_src=swapped(received.row_src))
+
+    return replace_function(arrivals.receive_rows, changed)
+
+
+def received_weight_lost(receive: Callable) -> Undo:
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        received = receive(*args, **kwargs)
+        if received.weights is None:
+            return received
+        return replace(received, weights=first_lost(received.weights, 0.0))
+
+    return replace_function(arrivals.receive_rows, changed)
 
 
 def plan_swapped_expert(resolve: Callable) -> Undo:
@@ -145,6 +163,8 @@ def back_end_more_traffic(owner: type) -> Undo:
 PLANTS: dict[str, Callable[[], Undo]] = {
     "plan: wrong row": partial(wrong_row, plan.invert_rows),
     "plan: dropped row": partial(plan_dropped_row, plan.assign_rows),
+    "plan: wrong row received": partial(received_wrong_row, arrivals.receive_rows),
+    "plan: weight lost": partial(received_weight_lost, arrivals.receive_rows),
     "plan: swapped expert": partial(plan_swapped_expert, plan.resolve),
     "plan: wrong padding": partial(plan_wrong_padding, plan.resolve),
     "plan: kept set one block too small": partial(plan_one_too_few, plan.resolve),

@@ -83,11 +83,7 @@ def window_lost_domain(owner: type) -> Undo:
 
 def hops_wrong_owner(merge: Callable) -> Undo:
     """Per-slot numbers are taken from the peer that does not hold the slot."""
-
-    def changed(values: Any, record: Any, owner: Any, owner_NK: Any) -> Any:
-        return merge(values, record, owner.flip(0), owner_NK)
-
-    return replace_function(_hops._merge, changed)
+    return replace_function(_hops.merge, lambda values, record: merge(values.flip(0), record))
 
 
 WINDOW_PLANTS: dict[str, Callable[[], Undo]] = {}
@@ -104,5 +100,5 @@ WINDOW_PLANTS |= {
     "hybridep: member lost at the relay": partial(
         window_changed, HybridEP, "relay_members", partial(first_lost, fill=-1)
     ),
-    "hybridep: slots of the wrong owner": partial(hops_wrong_owner, _hops._merge),
+    "hybridep: slots of the wrong owner": partial(hops_wrong_owner, _hops.merge),
 }

@@ -88,11 +88,11 @@ def test_a_plan_that_is_not_linear_would_be_noticed(monkeypatch: pytest.MonkeyPa
 
     original: Callable[..., Any] = DeepEP.plan
 
-    def plan(self: Any, topk_idx: Any, *rest: Any) -> Any:
-        for idx in topk_idx:
+    def plan(self: Any, counted: Any, *rest: Any) -> Any:
+        for one in counted:
             for rank in range(self.config.num_ranks):
-                (idx == rank).any(1).nonzero()
-        return original(self, topk_idx, *rest)
+                (one.topk_idx == rank).any(1).nonzero()
+        return original(self, counted, *rest)
 
     monkeypatch.setattr(DeepEP, "plan", plan)
     operations, each = touched("deepep", Shape(8, 8, 72))

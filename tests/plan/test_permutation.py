@@ -9,7 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexep._native.plan import PlanTable, assign_rows, count_slots, invert_rows, plan_permutation, resolve
+from flexep._native.plan import (
+    HEADER_INTS,
+    PlanTable,
+    assign_rows,
+    count_slots,
+    invert_rows,
+    plan_permutation,
+    resolve,
+)
 from flexep.errors import ArgumentError
 from tests.plan.brute import World, padded, rows_of_slots
 
@@ -62,8 +70,9 @@ def test_random_worlds(T: int, K: int, E: int, alignment: int, extra: int | None
 @pytest.mark.parametrize("num_rows", [None, 0, 100, 3000, 20000])
 def test_the_steps_of_many_ranks_say_the_same_of_one(num_rows: int | None) -> None:
     idx, table = torch.randint(-1, 64, (1500, 6), dtype=torch.int32), PlanTable(64, 1)
-    resolved = resolve(count_slots(idx, table)[0][None], table, 16, num_rows)
-    row_map = assign_rows(idx, 0, resolved, table, num_send=1500).slot_row
+    counted = count_slots(idx, table)
+    resolved = resolve(counted.said[None, HEADER_INTS : HEADER_INTS + 64], table, 16, num_rows)
+    row_map = assign_rows(counted, 0, resolved, table, num_send=1500).slot_row
     row_src = invert_rows(row_map, int(resolved.rows_R[0]) if num_rows is None else num_rows)
     got = plan_permutation(idx, 64, 16, num_rows)
     for value, want in zip(got, (row_map, row_src, resolved.kept_E), strict=False):

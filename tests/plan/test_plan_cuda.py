@@ -10,14 +10,16 @@ from dataclasses import fields
 import pytest
 import torch
 
+from flexep._native.arrivals import count_peers, receive_rows, relay_records
 from flexep._native.maps import transposed_map
 from flexep._native.plan import (
+    HEADER_INTS,
+    Counted,
     PlanTable,
     assign_rows,
     compact_rows,
     count_slots,
     invert_rows,
-    pack_meta,
     plan_permutation,
     resolve,
 )
@@ -92,24 +94,56 @@ def world(
     idx: list[torch.Tensor], table: PlanTable, alignment: int, capacity: int | None
 ) -> dict[str, torch.Tensor]:
     """Everything that the plan of many ranks writes for the last of them as source."""
-    counted = [count_slots(each, table) for each in idx]
-    resolved = resolve(torch.stack([counts for counts, _ in counted]), table, alignment, capacity)
-    out = {f"counts {i}": torch.cat(each) for i, each in enumerate(counted)}
+    source, (T, K), E, R = len(idx) - 1, idx[-1].shape, table.num_experts, table.num_ranks
+    weights = torch.arange(T * K, device=idx[-1].device).view(T, K).float()
+    weights.view(-1)[::5] = float("nan")
+    counted = [count_slots(each, table, stamp=(1, 2, 3, 4)) for each in idx[:-1]]
+    counted.append(count_slots(idx[-1], table, weights_TK=weights, stamp=(1, 2, 3, 4)))
+    said = torch.stack([each.said for each in counted])
+    resolved = resolve(said[:, HEADER_INTS : HEADER_INTS + E], table, alignment, capacity)
+    out = {"said": said}
     out |= {f.name: getattr(resolved, f.name) for f in fields(resolved)}
-    source, (T, K), R = len(idx) - 1, idx[-1].shape, table.num_ranks
-    for split, num_send in ((T, R * T), (None, int(counted[-1][1].sum()) + 5)):
-        assigned = assign_rows(idx[-1], source, resolved, table, num_send=num_send, split=split)
-        out |= {f"{f.name} {split}": getattr(assigned, f.name) for f in fields(assigned)}
-        weights = torch.arange(T * K, device=idx[-1].device).view(T, K).float()
-        out |= {
-            f"meta {split}": pack_meta(assigned, weights),
-            f"meta {split} bare": pack_meta(assigned, None),
-        }
-        compact = compact_rows(assigned.slot_row, T, rows_rank_MK=assigned.slot_rank, rank=R - 1)
-        out |= {f"source {split}": compact[0], f"compact {split}": compact[1]}
-        out[f"short {split}"] = compact_rows(assigned.slot_row, T // 2)[0]
-        out[f"inverse {split}"] = invert_rows(compact[1], T * K + 77)
+    for split, num_send in ((T, R * T), (None, int(said[-1, HEADER_INTS + E :].sum()) + 5)):
+        for given in (None, weights):
+            assigned = assign_rows(
+                counted[-1], source, resolved, table, num_send=num_send, split=split, records=True,
+                weights_TK=given,
+            )  # fmt: skip
+            out |= {f"{f.name} {split} {given is None}": getattr(assigned, f.name) for f in fields(assigned)}
+        begin = (R - 1) * T if split else 0  # of those to the last rank: rows of several would meet
+        for flat, num_rows in ((False, T * K + 77), (True, T * K + 77)) if split else ((True, 0),):
+            received = receive_rows(assigned.meta[begin:], K, num_rows, flat_weights=flat)
+            out |= {f"{f.name} {split} {flat}": getattr(received, f.name) for f in fields(received)}
+    peers = count_peers(said[:, HEADER_INTS + E :], said[:, 2], 0, source)
+    out |= {f"peers {f.name}": getattr(peers, f.name) for f in fields(peers)}
+    compact = compact_rows(assigned.slot_row, T, rows_rank_MK=assigned.slot_rank, rank=R - 1)
+    out |= {"source": compact[0], "compact": compact[1]}
+    out["short"] = compact_rows(assigned.slot_row, T // 2)[0]
+    out["inverse"] = invert_rows(compact[1], T * K + 77)
     return out
+
+
+def hops(
+    idx: list[torch.Tensor], table: PlanTable, alignment: int, capacity: int | None, domains: int
+) -> dict[str, torch.Tensor]:
+    """Everything that the plan over domains writes on the last rank, which relays what it sends itself."""
+    source, (T, K), E, R = len(idx) - 1, idx[-1].shape, table.num_experts, table.num_ranks
+    counted = [count_slots(each, table, domains=domains) for each in idx]
+    said = torch.stack([each.said for each in counted])
+    resolved = resolve(said[:, HEADER_INTS : HEADER_INTS + E], table, alignment, capacity)
+    weights = torch.arange(T * K, device=idx[-1].device).view(T, K).float()
+    a = assign_rows(
+        counted[-1], source, resolved, table, num_send=T * min(K, domains), records=True, weights_TK=weights
+    )
+    peers = count_peers(said[:, HEADER_INTS + E :], said[:, 2], domains, source)
+    assert peers.hops is not None
+    relayed = relay_records(a.meta, K, peers.hops.relay_base[-1:], R // domains, T * K)
+    received = receive_rows(relayed.meta, K, 0, peers=peers)
+    out = {"said": said, **{f.name: getattr(a, f.name) for f in fields(a)}}
+    out |= {f"peers {f.name}": getattr(peers, f.name) for f in fields(peers) if f.name != "hops"}
+    out |= {f"peers {f.name}": getattr(peers.hops, f.name) for f in fields(peers.hops)}
+    out |= {f"relayed {f.name}": getattr(relayed, f.name) for f in fields(relayed)}
+    return out | {f"received {f.name}": getattr(received, f.name) for f in fields(received)}
 
 
 @pytest.mark.parametrize(
@@ -124,10 +158,19 @@ def test_steps_of_many_ranks(R: int, E: int, K: int, T: int, capacity: int | Non
     table = PlanTable(E, R, placement)
     idx = [routing(T if s == R - 1 else s * 7 % 50, K, E, seed=s, low=-2, high=2).int() for s in range(R)]
     rows = None if capacity is None else E * 8 + capacity * T * K // (4 * R)
-    host = world(idx, table, 8, rows)
-    device = world([each.cuda() for each in idx], table, 8, rows)
+    on_gpu = [each.cuda() for each in idx]
+    compare(world(idx, table, 8, rows), world(on_gpu, table, 8, rows))
+    for domains in {R // size for size in (1, 2, 4) if R % size == 0 and size < R}:
+        compare(hops(idx, table, 8, rows, domains), hops(on_gpu, table, 8, rows, domains))
+
+
+def compare(host: dict[str, torch.Tensor | None], device: dict[str, torch.Tensor | None]) -> None:
     for name, value in host.items():
-        assert torch.equal(value, device[name].cpu()), name
+        got = device[name]
+        if value is None:
+            assert got is None, name
+        else:  # bits, of which some are no numbers
+            assert torch.equal(value.view(torch.int32), got.cpu().view(torch.int32)), name
 
 
 def test_twenty_runs_on_two_streams_are_equal() -> None:
@@ -145,28 +188,33 @@ def test_twenty_runs_on_two_streams_are_equal() -> None:
             assert torch.equal(g, w)
 
 
+def counts_of(counted: Counted, ranks: int) -> torch.Tensor:
+    """[R, 256]: as if every rank had counted the same."""
+    return counted.said[HEADER_INTS : HEADER_INTS + 256].expand(ranks, 256)
+
+
 def test_a_graph_plans_what_its_input_holds() -> None:
     torch.use_deterministic_algorithms(False)  # its fills would be captured too
     idx = routing(4096, 8, 256, seed=0).cuda()
     table = PlanTable(256, 8)
     plan_permutation(idx, 256, 128, 60000)
-    count_slots(idx.int(), table)
+    count_slots(idx, table)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         one = plan_permutation(idx, 256, 128, 60000)
-        counts, tokens = count_slots(idx.int(), table)
-        resolved = resolve(counts.expand(8, 256), table, 16, 9000)
-        assigned = assign_rows(idx.int(), 3, resolved, table, num_send=8 * 4096, split=4096)
+        counted = count_slots(idx, table)
+        resolved = resolve(counts_of(counted, 8), table, 16, 9000)
+        assigned = assign_rows(counted, 3, resolved, table, num_send=8 * 4096, split=4096)
     for seed in (1, 2, 3):
         fresh = routing(4096, 8, 256, seed=seed)
         idx.copy_(fresh)
         graph.replay()
         same(one, plan_permutation(fresh, 256, 128, 60000))
-        want = count_slots(fresh.int(), table)
-        same((counts, tokens), want)
-        rows = resolve(want[0].expand(8, 256), table, 16, 9000)
-        whole = assign_rows(fresh.int(), 3, rows, table, num_send=8 * 4096, split=4096)
-        for field in fields(whole):
+        want = count_slots(fresh, table)
+        same((counted.said,), (want.said,))
+        rows = resolve(counts_of(want, 8), table, 16, 9000)
+        whole = assign_rows(want, 3, rows, table, num_send=8 * 4096, split=4096)
+        for field in fields(whole)[:-1]:  # no records
             assert torch.equal(getattr(assigned, field.name).cpu(), getattr(whole, field.name)), field.name
 
 
@@ -193,12 +241,12 @@ def test_static_sizes_wait_for_nothing_and_exact_ones_once() -> None:
         with host_waits() as found:
             plan_permutation(idx, 256, 16, num_rows)
         assert len(found) == waits, found
-    ids = idx.int()
-    count_slots(ids, table)
+    count_slots(idx, table)
     with host_waits() as found:
-        counts, _ = count_slots(ids, table)
-        resolved = resolve(counts.expand(4, 256).contiguous(), table, 16, None)
-        invert_rows(assign_rows(ids, 0, resolved, table, num_send=4 * 4096, split=4096).slot_row, 50000)
+        counted = count_slots(idx, table)
+        resolved = resolve(counts_of(counted, 4), table, 16, None)
+        assigned = assign_rows(counted, 0, resolved, table, num_send=4 * 4096, split=4096, records=True)
+        receive_rows(assigned.meta, 8, 50000)
     assert not found
 
 

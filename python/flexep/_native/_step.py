@@ -12,25 +12,29 @@ from flexep._native.operands import enqueue
 from flexep.errors import ArgumentError
 
 
-def run_step(step: Callable[..., None], device: torch.device, *table: _C.TableView, **values: object) -> None:
+def run_step(step: Callable[..., None], device: torch.device, *shared: object, **values: object) -> None:
     """Runs one plan step where its tensors are: on the host at once, or enqueued on the current CUDA stream.
 
     Tensors become addresses, None a null one. The caller keeps every tensor alive until the step has run or
     been enqueued; the caching allocator does the rest in stream order.
     """
-    call: Callable[..., None] = partial(step, *table)
     fields = {
         k: v.data_ptr() if isinstance(v, torch.Tensor) else 0 if v is None else v for k, v in values.items()
     }
     if device.type == "cuda":
-        enqueue(call, device, **fields)
+        enqueue(partial(step, *shared), device, **fields)
     else:
-        call(**fields, stream=None)
+        step(*shared, **fields, stream=None)
 
 
 def ints(*shape: int, device: torch.device) -> torch.Tensor:
     """An int32 tensor, its contents undefined."""
     return torch.empty(shape, dtype=torch.int32, device=device)
+
+
+def carve(device: torch.device, *lengths: int) -> tuple[torch.Tensor, ...]:
+    """int32 tensors of these lengths, contents undefined, one behind the other in one allocation."""
+    return torch.empty(sum(lengths), dtype=torch.int32, device=device).split_with_sizes(lengths)
 
 
 def int32(name: str, tensor: torch.Tensor, dim: int) -> torch.Tensor:

@@ -1,48 +1,74 @@
 """The plan: integers that say where every row goes. Thin wrappers over csrc/plan; int32 in and out.
 
-Shape letters: T tokens, K top-k, E experts (numbered by *place* unless said otherwise), R ranks, N received tokens,
-S send positions. On a CUDA tensor every step is enqueued on the current stream and nothing waits for it (but see
-`plan_permutation`, which lives in flexep._native.permutation).
+Shape letters: T tokens, K top-k, E experts (numbered by *place* unless said otherwise), R ranks, D domains, S send
+positions. On a CUDA tensor every step is enqueued on the current stream and nothing waits for it (but see
+`plan_permutation`, which lives in flexep._native.permutation). The receiver's side is in flexep._native.arrivals.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from flexep._native._load import _C
-from flexep._native._step import int32, ints, run_step, workspace
+from flexep._native._step import carve, int32, ints, run_step, workspace
 from flexep._native.operands import INT32_MAX
 from flexep._native.permutation import plan_permutation as plan_permutation
 from flexep._native.table import PlanTable as PlanTable
 from flexep.errors import ArgumentError
+
+HEADER_INTS: int = _C.HEADER_INTS  # of what a rank says before its counts: what is wrong, and a stamp
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One rank's slots, counted.
+
+    topk_idx [T, K]: as it came. said: what the rank publishes: how many ids and weights are wrong, the stamp, then
+    slots per place [E], distinct tokens per rank [R] and per domain [D]. The rest is for `assign_rows`.
+    """
+
+    topk_idx: torch.Tensor
+    said: torch.Tensor
+    number: torch.Tensor
+    place_counts: torch.Tensor
+    domains: int
+
+    @property
+    def native_idx(self) -> _C.Integers:
+        """The expert ids for the compiled module."""
+        return _C.Integers(self.topk_idx.data_ptr(), self.topk_idx.dtype == torch.int64)
 
 
 @dataclass(frozen=True)
 class Resolved:
     """Layout of every rank's expert-major rows, the same on all ranks.
 
-    base_RE: rows of the place from lower source ranks. start_E: first row of the place on its rank. kept_E,
-    dropped_E: rows after the kept-set rule, and the rest. cut_R: rows kept per place. rows_R (int64): padded
-    rows in use.
+    rows_R (int64): padded rows in use. base_RE: rows of the place from lower source ranks. start_E: first row of the
+    place on its rank. kept_E, padded_E, dropped_E: rows after the kept-set rule, the same padded, and the rest. cut_R:
+    rows kept per place.
     """
 
+    rows_R: torch.Tensor
     base_RE: torch.Tensor
     start_E: torch.Tensor
     kept_E: torch.Tensor
+    padded_E: torch.Tensor
     dropped_E: torch.Tensor
     cut_R: torch.Tensor
-    rows_R: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Assigned:
-    """Where one source rank's tokens go.
+    """Where one source rank's tokens go. They leave for ranks, or with domains for those.
 
-    slot_row, slot_rank, slot_send [T, K]: the slot's row on its rank, that rank, and the send position that
-    carries it (-1 empty or dropped). send_row, send_rank [T, K]: the token's send positions and their ranks,
-    ascending, then -1. send_token [S]: token at each send position, -1 unused. send_counts [R].
+    slot_row, slot_rank [T, K]: the slot's row on its rank, and that rank (-1 empty or dropped). slot_send [T, K]: the
+    send position that carries it. send_row, send_rank [T, K]: the token's send positions and their ranks (of a domain:
+    its first), ascending, then -1. send_token [S]: token at each send position, -1 unused. send_counts [R (+ D)]:
+    tokens with a row on each rank, in each domain. meta [S, 1 + K (+ K) (+ K)] or None: what travels ahead of them, see
+    csrc/plan/records.h.
     """
 
     slot_row: torch.Tensor
@@ -52,127 +78,140 @@ class Assigned:
     send_rank: torch.Tensor
     send_token: torch.Tensor
     send_counts: torch.Tensor
+    meta: torch.Tensor | None
 
 
-def count_slots(topk_idx_TK: torch.Tensor, table: PlanTable) -> tuple[torch.Tensor, torch.Tensor]:
-    """What one rank publishes: rows per place [E] and distinct tokens per rank [R], both int32."""
-    topk_idx_TK = int32("topk_idx", topk_idx_TK, 2)
-    device = topk_idx_TK.device
-    counts_E, tokens_R = ints(table.num_experts, device=device), ints(table.num_ranks, device=device)
-    scratch = workspace(table.num_experts, table.num_ranks, device)
+def count_slots(
+    topk_idx_TK: torch.Tensor,
+    table: PlanTable,
+    *,
+    domains: int = 0,
+    weights_TK: torch.Tensor | None = None,
+    stamp: Sequence[int] = (0, 0, 0, 0),
+    masked: torch.Tensor | None = None,
+) -> Counted:
+    """Counts one rank's slots, and says so.
+
+    Args:
+        topk_idx_TK: int32 or int64 ids; those outside [-1, E) count as empty, and as wrong.
+        domains: D, whose distinct tokens are counted too; 0: none.
+        weights_TK: fp32 [T, K], of which each NaN counts as wrong. stamp: what else to say.
+        masked: int64 scalar to which the number of wrong ones is added.
+    """
+    if topk_idx_TK.dim() != 2:
+        raise ArgumentError("topk_idx", tuple(topk_idx_TK.shape), "2 dimensions")
+    if topk_idx_TK.dtype not in (torch.int32, torch.int64):
+        raise ArgumentError("topk_idx", topk_idx_TK.dtype, "torch.int32 or torch.int64")
+    topk_idx_TK, device, (T, K) = topk_idx_TK.contiguous(), topk_idx_TK.device, topk_idx_TK.shape
+    E, R = table.num_experts, table.num_ranks
+    # What is published goes first, by itself: the rest is kept until rows are assigned.
+    said, number = ints(HEADER_INTS + E + R + domains, device=device), ints(T, K, device=device)
+    out = Counted(topk_idx_TK, said, number, workspace(E, R, device), domains)
     run_step(
         _C.count_slots,
         device,
         table.view(device),
-        topk_idx=topk_idx_TK,
-        tokens=topk_idx_TK.shape[0],
-        top_k=topk_idx_TK.shape[1],
-        counts=counts_E,
-        rank_tokens=tokens_R,
-        workspace=scratch,
+        out.native_idx,
+        tokens=T,
+        top_k=K,
+        domains=domains,
+        weights=None if weights_TK is None else weights_TK.contiguous(),
+        stamp=stamp,
+        said=said,
+        number=number,
+        masked=masked,
+        workspace=out.place_counts,
     )
-    return counts_E, tokens_R
+    return out
 
 
 def resolve(counts_RE: torch.Tensor, table: PlanTable, alignment: int, capacity_rows: int | None) -> Resolved:
     """From everybody's counts (source rank x place) to every rank's row layout, by the kept-set rule."""
-    counts_RE = int32("counts", counts_RE, 2)
+    if counts_RE.dim() != 2 or counts_RE.stride(1) != 1 or counts_RE.dtype != torch.int32:
+        counts_RE = int32("counts", counts_RE, 2)
     if counts_RE.shape != (table.num_ranks, table.num_experts):
         raise ArgumentError("counts", tuple(counts_RE.shape), f"({table.num_ranks}, {table.num_experts})")
     if alignment < 1:
         raise ArgumentError("alignment", alignment, "at least 1")
     device, E, R = counts_RE.device, table.num_experts, table.num_ranks
-    out = Resolved(
-        base_RE=ints(R, E, device=device),
-        start_E=ints(E, device=device),
-        kept_E=ints(E, device=device),
-        dropped_E=ints(E, device=device),
-        cut_R=ints(R, device=device),
-        rows_R=torch.empty(R, dtype=torch.int64, device=device),
-    )
+    rows, base, start, kept, padded, dropped, cut = carve(device, 2 * R, R * E, E, E, E, E, R)
+    out = Resolved(rows.view(torch.int64), base.view(R, E), start, kept, padded, dropped, cut)
     run_step(
         _C.resolve_rows,
         device,
         table.view(device),
         counts=counts_RE,
+        stride=counts_RE.stride(0),
         alignment=alignment,
         capacity=-1 if capacity_rows is None else capacity_rows,
-        base=out.base_RE,
-        start=out.start_E,
-        kept=out.kept_E,
-        dropped=out.dropped_E,
-        cut=out.cut_R,
-        num_rows=out.rows_R,
+        base=base,
+        start=start,
+        kept=kept,
+        padded=padded,
+        dropped=dropped,
+        cut=cut,
+        num_rows=rows,
     )
     return out
 
 
 def assign_rows(
-    topk_idx_TK: torch.Tensor,
+    counted: Counted,
     source_rank: int,
     resolved: Resolved,
     table: PlanTable,
     *,
     num_send: int,
     split: int | None = None,
+    records: bool = False,
+    weights_TK: torch.Tensor | None = None,
 ) -> Assigned:
-    """Rows of every slot and the send order of one source rank's tokens.
+    """Rows of every slot, the send order of one source rank's tokens, and the records that go ahead of them.
 
     Args:
-        num_send: S, positions in the send buffer (dense: at least the rank's tokens per rank, summed).
+        num_send: S, positions in the send buffer (dense: at least what leaves).
         split: positions each destination owns, so that S = R * split; None packs destinations densely.
+        records: whether to make `meta`, with fp32 `weights_TK` in it if given.
     """
-    topk_idx_TK = int32("topk_idx", topk_idx_TK, 2)
     if num_send > INT32_MAX:
         raise ArgumentError("num_send", num_send, f"at most {INT32_MAX} send positions")
-    device, (T, K) = topk_idx_TK.device, topk_idx_TK.shape
-    slot_row, slot_rank, slot_send, send_row, send_rank = (ints(T, K, device=device) for _ in range(5))
-    send_token, send_counts = ints(num_send, device=device), ints(table.num_ranks, device=device)
-    out = Assigned(slot_row, slot_rank, slot_send, send_row, send_rank, send_token, send_counts)
-    scratch = workspace(table.num_experts, table.num_ranks, device)
+    device, (T, K), D = counted.number.device, counted.number.shape, counted.domains
+    E, R = table.num_experts, table.num_ranks
+    slot_row, slot_rank, scratch = carve(device, T * K, T * K, T * K)
+    slot_send, send_row, send_rank, send_token, send_counts = carve(
+        device, T * K, T * K, T * K, num_send, R + D
+    )
+    width = 1 + K * (1 + (D > 0) + (weights_TK is not None))
+    meta = ints(num_send, width, device=device) if records else None
+    order = _C.SendOrder(
+        rows=T, top_k=K, owners=D or R, unit=R // (D or R), split=-1 if split is None else split, num_send=num_send,
+        order=scratch.data_ptr(), slot_send=slot_send.data_ptr(), send_row=send_row.data_ptr(),
+        send_first=send_rank.data_ptr(), send_token=send_token.data_ptr(),
+    )  # fmt: skip
     run_step(
         _C.assign_rows,
         device,
         table.view(device),
-        topk_idx=topk_idx_TK,
-        tokens=T,
-        top_k=K,
-        base=resolved.base_RE[source_rank],
+        counted.native_idx,
+        number=counted.number,
+        place_counts=counted.place_counts,
+        base=resolved.base_RE.data_ptr() + 4 * E * source_rank,
         start=resolved.start_E,
         cut=resolved.cut_R,
-        split=-1 if split is None else split,
-        num_send=num_send,
-        slot_row=out.slot_row,
-        slot_rank=out.slot_rank,
-        slot_send=out.slot_send,
-        send_row=out.send_row,
-        send_rank=out.send_rank,
-        send_token=out.send_token,
-        send_counts=out.send_counts,
-        workspace=scratch,
-    )
-    return out
-
-
-def pack_meta(assigned: Assigned, weights_TK: torch.Tensor | None) -> torch.Tensor:
-    """Row metadata in send order: int32 [S, 1 + K (+ K)] = token, row of each slot or -1 [, weight bits]."""
-    (T, K), S, device = assigned.slot_row.shape, assigned.send_token.shape[0], assigned.send_token.device
-    bits = None if weights_TK is None else weights_TK.contiguous().view(torch.int32)
-    meta = ints(S, 1 + K * (1 if bits is None else 2), device=device)
-    run_step(
-        _C.pack_meta,
-        device,
-        slot_row=assigned.slot_row,
-        slot_send=assigned.slot_send,
-        send_token=assigned.send_token,
-        weights=bits,
-        has_weights=bits is not None,
-        tokens=T,
-        top_k=K,
-        num_send=S,
+        domains=D,
+        weights=None if weights_TK is None else weights_TK.contiguous(),
+        has_weights=weights_TK is not None,
+        slot_row=slot_row,
+        slot_rank=slot_rank,
+        order=order,
+        send_counts=send_counts,
         meta=meta,
+        workspace=workspace(E, R, device),
     )
-    return meta
+    return Assigned(
+        slot_row.view(T, K), slot_rank.view(T, K), slot_send.view(T, K), send_row.view(T, K), send_rank.view(T, K),
+        send_token, send_counts, meta,
+    )  # fmt: skip
 
 
 def invert_rows(recv_rows_NK: torch.Tensor, num_rows: int) -> torch.Tensor:

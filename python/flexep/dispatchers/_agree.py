@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
+from flexep._native.plan import HEADER_INTS
 from flexep.config import DispatcherConfig
 from flexep.dispatchers.backend import Published
 from flexep.errors import CollectiveMismatch, FlexEPError, PeerRefused
@@ -26,69 +26,39 @@ CALL_BITS = {
 
 
 CALLS = ("dispatch", "combine")
+TOKENS = 2  # column of what everybody said that holds T
 
 
-@dataclass(frozen=True)
-class Header:
-    """What one rank says about its call, one of `CALLS`. `refused` may be a scalar device tensor, so that nobody
-    waits to say it. `registered`: x lies in the window and is read there."""
-
-    call: str
-    refused: torch.Tensor | bool
-    num_tokens: int
-    bits: int
-    registered: bool = False
-
-    def tensor(self, device: torch.device) -> torch.Tensor:
-        refused = (
-            self.refused.to(torch.int32)
-            if isinstance(self.refused, torch.Tensor)
-            else torch.tensor(int(self.refused))
-        )
-        rest = torch.tensor(
-            [CALLS.index(self.call), self.num_tokens, self.bits, int(self.registered)], dtype=torch.int32
-        )
-        return torch.cat([refused.to(device, torch.int32).view(1), rest.to(device, non_blocking=True)])
-
-
-HEADER_INTS = 5
+def stamp(call: str, num_tokens: int, bits: int, registered: bool) -> tuple[int, int, int, int]:
+    """What one rank says about its call, one of `CALLS`, behind how much in it is wrong. `registered`: x lies in the
+    window and is read there."""
+    return CALLS.index(call), num_tokens, bits, int(registered)
 
 
 def exchange_headers(
-    collectives: Collectives, headers: Sequence[Header], payload: Sequence[torch.Tensor], read: bool
+    collectives: Collectives, call: str, said: Sequence[torch.Tensor], read: bool
 ) -> Published:
-    """Gathers every rank's header and payload, int32 [n] with the same n in every call, so that ranks in
-    different calls meet here too. With `read`, checks the headers on the host (one host wait).
+    """Gathers what every rank says, int32 [n] with the same n in every call, so that ranks in different calls meet
+    here too: a header {how much is wrong, stamp}, and counts. With `read`, checks the headers on the host (one host
+    wait).
 
     Raises PeerRefused when another rank refused its arguments, CollectiveMismatch when calls differ. A rank
     that itself refused finds its own rank in PeerRefused.refused and raises its own error instead.
     """
-    call = headers[0].call
-    if not read:  # nobody would look at a header, and a captured graph must not hold its host memory
-        return Published(
-            collectives.all_gather([p[None] for p in payload], f"{call}.header")[0], None, None, None
-        )
-    sends = [torch.cat([h.tensor(p.device), p])[None] for h, p in zip(headers, payload, strict=True)]
-    gathered = collectives.all_gather(sends, f"{call}.header")[0]
+    gathered = collectives.all_gather([one[None] for one in said], f"{call}.header")[0]
+    if not read:
+        return Published(gathered, None, None, None)
     host = collectives.to_host(gathered)
-    said = host[:, :HEADER_INTS].tolist()
-    refused = {rank: "" for rank, (status, *_) in enumerate(said) if status}
+    wrong, calls, tokens, bits, registered = zip(*host[:, :HEADER_INTS].tolist(), strict=True)
+    refused = {rank: "" for rank, count in enumerate(wrong) if count}
     if refused:
         raise PeerRefused(call, refused)
-    views = [{"call": CALLS[number]} for _, number, *_ in said]
-    if not _differences(views):
-        views = [
-            {name: "yes" if bits & bit else "no" for name, bit in CALL_BITS.items()} for *_, bits, _ in said
-        ]
-    differences = _differences(views)
-    if differences:
-        raise CollectiveMismatch(call, differences)
-    return Published(
-        gathered[:, HEADER_INTS:],
-        host[:, HEADER_INTS:],
-        [tokens for _, _, tokens, _, _ in said],
-        [bool(registered) for *_, registered in said],
-    )
+    if len(set(calls)) > 1:
+        raise CollectiveMismatch(call, _differences([{"call": CALLS[number]} for number in calls]))
+    if len(set(bits)) > 1:
+        views = [{name: "yes" if one & bit else "no" for name, bit in CALL_BITS.items()} for one in bits]
+        raise CollectiveMismatch(call, _differences(views))
+    return Published(gathered, host, list(tokens), [bool(one) for one in registered])
 
 
 def agree_on_config(

@@ -45,24 +45,21 @@ class Context:
 
 
 class DispatchRows(torch.autograd.Function):
-    """(part_weights, *x, *topk_weights) -> (*rows, *row weights).
+    """(row_weights, *x, *topk_weights) -> (*rows, *row_weights).
 
-    `part_weights` [P, K] have travelled already; `topk_weights` are passed so that their gradients go home.
+    `row_weights` have travelled already; `topk_weights` are passed so that their gradients go home.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, call: Context, part_weights: Tensors | None, *inputs: torch.Tensor
+        ctx: Any, call: Context, row_weights: Tensors | None, *inputs: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         n = len(call.routes)
-        ctx.call, ctx.has_weights = call, part_weights is not None
+        ctx.call, ctx.has_weights = call, row_weights is not None
         delivered = call.backend.deliver(
             call.routes, inputs[:n], "dispatch.rows", flat=call.flat, registered=call.in_window
         )
-        rows = delivered.rows
-        if part_weights is None:
-            return tuple(rows)
-        return (*rows, *_each(call.rows_from_slots, part_weights, call.routes))
+        return (*delivered.rows, *(row_weights or ()))
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from flexep._native.plan import Counted
 from flexep.config import LAYOUTS, DispatcherConfig
 from flexep.dispatchers import _checks as checks
-from flexep.dispatchers._agree import CALL_BITS, Header, exchange_headers
+from flexep.dispatchers._agree import CALL_BITS, exchange_headers, stamp
 from flexep.dispatchers.backend import Backend, Published
 from flexep.errors import ArgumentError, FlexEPError, PeerRefused
 from flexep.types import Handle
@@ -58,20 +59,17 @@ class Calls:
 
     def dispatch(
         self, xs: list[Any], idxs: list[Any], weights: list[Any] | None
-    ) -> tuple[list[torch.Tensor], Published]:
-        """Checks a dispatch with fresh routing; returns the expert ids as int32 and what everybody published."""
+    ) -> tuple[list[Counted], Published]:
+        """Checks a dispatch with fresh routing; returns the counted slots and what everybody said."""
         config, device = self.config, self.group.device
         read = config.capacity_rows is None or self._may_wait()
-        experts: list[torch.Tensor] = []
 
         def check() -> None:
             for i, x in enumerate(xs):
                 T = checks.check_x(x, config, device).shape[0]
-                experts.append(checks.check_topk_idx(idxs[i], config, device, T))
+                checks.check_topk_idx(idxs[i], config, device, T)
                 if weights is not None:
                     checks.check_tensor("topk_weights", weights[i], (T, config.top_k), FP32, device)
-            if device.type == "cpu":
-                check_values()
 
         def check_values() -> None:
             for i, idx in enumerate(idxs):
@@ -81,17 +79,16 @@ class Calls:
         if error is not None:
             if self.group.is_local or not read:
                 raise error
-            self._exchange([Header("dispatch", True, 0, 0)], [self._nothing_published()], True, error)
-        headers, bits = [], _bits(xs, weights)
-        for i, idx in enumerate(experts):
-            bad: torch.Tensor | bool = False
-            if device.type == "cuda" and read:  # judged on the device: the answer travels in the header
-                bad = checks.bad_routing(idx, None if weights is None else weights[i], config.num_experts)
-            headers.append(Header("dispatch", bad, idx.shape[0], bits, self.backend.in_window(i, xs[i])))
-        if self._masked is not None and not read:  # the plan passes over them
-            self._masked += checks.outside(torch.cat(experts), config.num_experts).sum()
-        payload = [self.backend.publish(idx) for idx in experts]
-        return experts, self._exchange(headers, payload, read, None, check_values)
+            self._exchange("dispatch", [self._said("dispatch", error, 0)], error)
+        bits, counted = _bits(xs, weights), []
+        for i, idx in enumerate(idxs):
+            judged = weights[i] if weights is not None and read else None
+            said = stamp("dispatch", idx.shape[0], bits, self.backend.in_window(i, xs[i]))
+            # Ids are judged where they are, and the answer travels with the counts.
+            counted.append(self.backend.count(idx, judged, said, None if read else self._masked))
+        return counted, self._exchange(
+            "dispatch", [one.said for one in counted], None, check_values, read=read
+        )
 
     def cached_dispatch(
         self, xs: list[Any], handles: list[Any], weights: list[Any] | None
@@ -154,20 +151,20 @@ class Calls:
                 raise error
             return [self.backend.in_window(i, x) for i, x in enumerate(xs)] if self.group.is_local else None
         in_window = error is None and any(self.backend.in_window(0, x) for x in xs)
-        header = Header(call, error is not None, 0, 0 if error else bits, in_window)
-        return self._exchange([header], [self._nothing_published()], True, error).registered
+        return self._exchange(call, [self._said(call, error, bits, in_window)], error).registered
 
     def _exchange(
         self,
-        headers: list[Header],
-        payload: list[torch.Tensor],
-        read: bool,
+        call: str,
+        said: list[torch.Tensor],
         error: FlexEPError | None,
         find_error: Callable[[], None] | None = None,
+        *,
+        read: bool = True,
     ) -> Published:
         """Exchanges headers. A rank that refused raises its own error: `error`, or what `find_error` finds."""
         try:
-            return exchange_headers(self.backend.collectives, headers, payload, read)
+            return exchange_headers(self.backend.collectives, call, said, read)
         except PeerRefused as refused:
             if error is not None:
                 raise error from None
@@ -175,10 +172,12 @@ class Calls:
                 find_error()
             raise
 
-    def _nothing_published(self) -> torch.Tensor:
-        """What a rank without tokens would publish: every exchange of headers has the same length."""
-        no_slots = torch.empty((0, self.config.top_k), dtype=torch.int32, device=self.group.device)
-        return self.backend.publish(no_slots)
+    def _said(self, call: str, error: FlexEPError | None, bits: int, in_window: bool = False) -> torch.Tensor:
+        """What a rank says that brings no tokens, as long as what those say that do."""
+        said = torch.zeros(self.backend.said_ints, dtype=torch.int32, device=self.group.device)
+        header = (int(error is not None), *stamp(call, 0, 0 if error else bits, in_window))
+        said[: len(header)] = torch.tensor(header, dtype=torch.int32)
+        return said
 
 
 def _bits(rows: Sequence[Any], weights: Sequence[Any] | None) -> int:

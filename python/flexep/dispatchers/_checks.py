@@ -75,23 +75,14 @@ def check_x(
 def check_topk_idx(
     topk_idx: object, config: DispatcherConfig, device: torch.device, num_tokens: int
 ) -> torch.Tensor:
-    """Expert ids [T, K], int32 or int64; returned as int32. Their range is judged by `bad_routing`."""
+    """Expert ids [T, K], int32 or int64. Their range is judged where they are counted."""
     shape = (num_tokens, config.top_k)
-    tensor = check_tensor("topk_idx", topk_idx, shape, (torch.int64, torch.int32), device)
-    if tensor.dtype == torch.int64:  # an id outside int32 must not wrap into range
-        tensor = tensor.clamp(-2, config.num_experts)
-    return tensor.to(torch.int32)
+    return check_tensor("topk_idx", topk_idx, shape, (torch.int64, torch.int32), device)
 
 
 def outside(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
     """Bool tensor: ids that are neither an expert nor -1."""
     return topk_idx != topk_idx.clamp(-1, num_experts - 1)
-
-
-def bad_routing(topk_idx: torch.Tensor, topk_weights: torch.Tensor | None, num_experts: int) -> torch.Tensor:
-    """Scalar bool tensor: an expert id out of [-1, E), or a weight that is NaN. No host wait."""
-    bad = outside(topk_idx, num_experts).any()
-    return bad if topk_weights is None else bad | topk_weights.isnan().any()
 
 
 def raise_bad_routing(topk_idx: torch.Tensor, topk_weights: torch.Tensor | None, num_experts: int) -> None:

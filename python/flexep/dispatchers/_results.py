@@ -14,8 +14,9 @@ def make_handle(
     planned: Planned, places: slice, config: DispatcherConfig, dispatcher_id: str, rank: int
 ) -> Handle:
     """The handle of one rank, whose experts are at `places`."""
-    route, counts = planned.route, planned.resolved.kept_E[places]
-    blocks = (counts + (config.alignment - 1)).div(config.alignment, rounding_mode="floor")
+    route, rows = planned.route, planned.resolved
+    here = torch.stack([rows.kept_E[places], rows.padded_E[places], rows.dropped_E[places]])
+    counts, padded_counts, dropped = here.unbind()
     recv_rows = route.part_rows
     if route.flat_part is not None:
         recv_rows = take_rows(recv_rows, route.flat_part, -1)
@@ -23,9 +24,9 @@ def make_handle(
         version=HANDLE_VERSION,
         dispatcher_id=dispatcher_id,
         rank=rank,
-        counts=counts.clone(),
-        padded_counts=blocks * config.alignment,
-        dropped=planned.resolved.dropped_E[places].clone(),
+        counts=counts,
+        padded_counts=padded_counts,
+        dropped=dropped,
         recv_rows=recv_rows,
         route=route,
     )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from flexep._native.plan import HEADER_INTS
 from flexep._native.window import MAX_CHUNKS, MAX_DEVICE_SLICES, WindowShape
 from flexep.config import ROW_BYTES, DispatcherConfig
-from flexep.dispatchers._agree import HEADER_INTS
 from flexep.errors import ArgumentError
 from flexep.group import Group
 from flexep.transport.device_window import moves_by_crews

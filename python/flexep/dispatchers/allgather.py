@@ -8,12 +8,14 @@ promise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from flexep._native.plan import (
+    HEADER_INTS,
     Assigned,
+    Counted,
     Resolved,
     assign_rows,
     compact_rows,
@@ -50,14 +52,28 @@ class AllGather(CollectiveBackend):
 
     name = "allgather"
 
-    def publish(self, topk_idx: torch.Tensor) -> torch.Tensor:
-        return topk_idx.new_empty(0)  # the expert ids themselves are gathered in `plan`
+    @property
+    def said_ints(self) -> int:
+        return HEADER_INTS
 
-    def plan(self, topk_idx: Tensors, topk_weights: Tensors | None, published: Published) -> list[Planned]:
+    def count(
+        self,
+        topk_idx: torch.Tensor,
+        weights: torch.Tensor | None,
+        stamp: Sequence[int],
+        masked: torch.Tensor | None,
+    ) -> Counted:
+        counted = count_slots(topk_idx, self.table, weights_TK=weights, stamp=stamp, masked=masked)
+        return replace(counted, said=counted.said[:HEADER_INTS])  # everybody counts everybody's ids in `plan`
+
+    def plan(
+        self, counted: Sequence[Counted], topk_weights: Tensors | None, published: Published
+    ) -> list[Planned]:
         static = self.config.capacity_rows is not None
         most = self.config.max_tokens if static or published.num_tokens is None else max(published.num_tokens)
-        gathered_idx = self.collectives.all_gather([_pad(i, most, -1) for i in topk_idx], "dispatch.meta")
-        gathered_weights: list[torch.Tensor] | list[None] = [None] * len(topk_idx)
+        narrow = [_narrow(c.topk_idx, self.table.num_experts) for c in counted]
+        gathered_idx = self.collectives.all_gather([_pad(i, most, -1) for i in narrow], "dispatch.meta")
+        gathered_weights: list[torch.Tensor] | list[None] = [None] * len(counted)
         if topk_weights is not None:
             gathered_weights = self.collectives.all_gather(
                 [_pad(w, most, 0) for w in topk_weights], "dispatch.meta"
@@ -65,7 +81,7 @@ class AllGather(CollectiveBackend):
         everyone = self._plan_all(gathered_idx[0], most)  # the same on every rank of this process
         return [
             self._route(rank, idx.shape[0], most, everyone, weights)
-            for rank, idx, weights in zip(self.group.hosted, topk_idx, gathered_weights, strict=True)
+            for rank, idx, weights in zip(self.group.hosted, narrow, gathered_weights, strict=True)
         ]
 
     def _plan_all(self, idx: torch.Tensor, most: int) -> _Everyone:
@@ -73,11 +89,12 @@ class AllGather(CollectiveBackend):
         R, capacity = self.group.size, self.config.capacity_rows
         by_source = idx.view(R, most, self.config.top_k)
         counts = [count_slots(by_source[s], self.table) for s in range(R)]
-        counts_RE = torch.stack([c for c, _ in counts])
+        E = self.table.num_experts
+        counts_RE = torch.stack([c.said for c in counts])[:, HEADER_INTS : HEADER_INTS + E]
         resolved = resolve(counts_RE, self.table, self.config.alignment, self.config.capacity_rows)
         assigned = [
-            assign_rows(by_source[s], s, resolved, self.table, num_send=R * most, split=most)
-            for s in range(R)
+            assign_rows(c, s, resolved, self.table, num_send=R * most, split=most)
+            for s, c in enumerate(counts)
         ]
         sent_RR = torch.stack([a.send_counts for a in assigned])
         if capacity is None:  # both lists in one host wait
@@ -127,7 +144,10 @@ class AllGather(CollectiveBackend):
         )
         if weights is None:
             return Planned(route, everyone.resolved, None)
-        return Planned(route, everyone.resolved, only_here(take_rows(weights, recv_token, 0.0), part_rows))
+        arrived = only_here(take_rows(weights, recv_token, 0.0), part_rows)
+        if self.config.layout != "flat":
+            arrived = take(arrived.flatten(), row_src, 0.0)
+        return Planned(route, everyone.resolved, arrived)
 
     def _bring(self, routes: Sequence[Route], rows: Tensors, op: str) -> list[torch.Tensor]:
         return self.collectives.all_gather(
@@ -192,6 +212,11 @@ class AllGather(CollectiveBackend):
                 "metadata": tokens * 8 * config.top_k,
             },
         )
+
+
+def _narrow(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """The ids as int32; one outside int32 does not wrap into range."""
+    return topk_idx if topk_idx.dtype == torch.int32 else topk_idx.clamp(-2, num_experts).to(torch.int32)
 
 
 def _pad(rows: torch.Tensor, to: int, fill: int) -> torch.Tensor:

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 
 import torch
 
-from flexep._native.plan import assign_rows, compact_rows, count_slots, invert_rows, pack_meta, resolve
+from flexep._native.arrivals import Received, exact_sizes, receive_rows
+from flexep._native.plan import (
+    HEADER_INTS,
+    Assigned,
+    Counted,
+    Resolved,
+    assign_rows,
+    compact_rows,
+    count_slots,
+    invert_rows,
+    resolve,
+)
 from flexep.dispatchers.backend import Planned, Published, Tensors, slots_at_home
 from flexep.dispatchers.collective import CollectiveBackend, only_here
 from flexep.indexing import take_rows
@@ -39,61 +50,84 @@ class AllToAll(CollectiveBackend):
         capacity = self.config.capacity_rows
         return None if capacity is None else min(self.config.max_tokens, capacity)
 
-    def publish(self, topk_idx: torch.Tensor) -> torch.Tensor:
-        return torch.cat(count_slots(topk_idx, self.table))
+    @property
+    def said_ints(self) -> int:
+        return HEADER_INTS + self.table.num_experts + self.group.size
 
-    def plan(self, topk_idx: Tensors, topk_weights: Tensors | None, published: Published) -> list[Planned]:
-        hosted = self.group.hosted
-        counts_RE = published.ints[:, : self.table.num_experts].contiguous()
-        resolved = resolve(counts_RE, self.table, self.config.alignment, self.config.capacity_rows)
+    def count(
+        self,
+        topk_idx: torch.Tensor,
+        weights: torch.Tensor | None,
+        stamp: Sequence[int],
+        masked: torch.Tensor | None,
+    ) -> Counted:
+        return count_slots(topk_idx, self.table, weights_TK=weights, stamp=stamp, masked=masked)
+
+    def plan(
+        self, counted: Sequence[Counted], topk_weights: Tensors | None, published: Published
+    ) -> list[Planned]:
+        hosted, config = self.group.hosted, self.config
+        counts_RE = published.ints[:, HEADER_INTS : HEADER_INTS + self.table.num_experts]
+        resolved = resolve(counts_RE, self.table, config.alignment, config.capacity_rows)
         sizes = [self._sizes(rank, published) for rank in hosted]
+        weights = list(topk_weights) if topk_weights is not None else [None for _ in counted]
         assigned = [
-            assign_rows(idx, rank, resolved, self.table, num_send=sum(size.send_splits), split=self.split)
-            for idx, rank, size in zip(topk_idx, hosted, sizes, strict=True)
-        ]
-        travelling = list(topk_weights) if topk_weights is not None else [None for _ in assigned]
-        metas = [pack_meta(a, w) for a, w in zip(assigned, travelling, strict=True)]
-        arrived = self.collectives.all_to_all(
-            metas, [s.send_splits for s in sizes], [s.recv_splits for s in sizes], "dispatch.meta"
-        )
-        planned = []
-        for a, size, meta in zip(assigned, sizes, arrived, strict=True):
-            K = a.slot_row.shape[1]
-            part_rows = meta[:, 1 : 1 + K].contiguous()
-            row_src = invert_rows(part_rows, size.num_rows)
-            flat_part, part_flat, num_flat = self._flat(part_rows, size.num_rows)
-            route = Route(
-                num_tokens=a.slot_row.shape[0],
-                num_rows=size.num_rows,
-                num_flat=num_flat,
-                part_rows=part_rows,
-                row_src=row_src,
-                row_buffer=row_src.div(K, rounding_mode="floor"),
-                flat_buffer=flat_part,
-                flat_part=flat_part,
-                part_flat=part_flat,
-                home_row=a.send_row,
-                home_rank=a.send_rank,
-                home_slot=a.slot_send,
-                send_token=a.send_token,
-                send_splits=size.send_splits,
-                recv_splits=size.recv_splits,
+            assign_rows(
+                c, rank, resolved, self.table, num_send=sum(size.send_splits), split=self.split, records=True,
+                weights_TK=w,
             )
-            weights = meta[:, 1 + K :].contiguous().view(torch.float32) if topk_weights is not None else None
-            planned.append(Planned(route, resolved, weights))
-        return planned
+            for c, rank, size, w in zip(counted, hosted, sizes, weights, strict=True)
+        ]  # fmt: skip
+        arrived = self.collectives.all_to_all(
+            [a.meta for a in assigned if a.meta is not None],
+            [s.send_splits for s in sizes], [s.recv_splits for s in sizes], "dispatch.meta",
+        )  # fmt: skip
+        return [
+            self._planned(
+                a, size, receive_rows(meta, config.top_k, size.num_rows, flat_weights=self._flat), resolved
+            )
+            for a, size, meta in zip(assigned, sizes, arrived, strict=True)
+        ]
+
+    def _planned(self, a: Assigned, size: _Sizes, received: Received, resolved: Resolved) -> Planned:
+        flat_part, part_flat, num_flat = self._flat_rows(received.rows, size.num_rows)
+        weights = received.weights
+        if weights is not None and self._flat and flat_part is not None:
+            weights = take_rows(weights, flat_part, 0.0)
+        route = Route(
+            num_tokens=a.slot_row.shape[0],
+            num_rows=size.num_rows,
+            num_flat=num_flat,
+            part_rows=received.rows,
+            row_src=received.row_src,
+            row_buffer=received.row_src.div(self.config.top_k, rounding_mode="floor"),
+            flat_buffer=flat_part,
+            flat_part=flat_part,
+            part_flat=part_flat,
+            home_row=a.send_row,
+            home_rank=a.send_rank,
+            home_slot=a.slot_send,
+            send_token=a.send_token,
+            send_splits=size.send_splits,
+            recv_splits=size.recv_splits,
+        )
+        return Planned(route, resolved, weights)
+
+    @property
+    def _flat(self) -> bool:
+        return self.config.layout == "flat"
 
     def _sizes(self, rank: int, published: Published) -> _Sizes:
         if self.split is not None:
             splits = (self.split,) * self.group.size
             assert self.config.capacity_rows is not None
             return _Sizes(splits, splits, self.config.capacity_rows)
-        E, ints = self.table.num_experts, published.host_ints
-        assert ints is not None, "exact mode reads the published integers on the host"
-        rows_R = resolve(ints[:, :E].contiguous(), self.table, self.config.alignment, None).rows_R
-        return _Sizes(tuple(ints[rank, E:].tolist()), tuple(ints[:, E + rank].tolist()), int(rows_R[rank]))
+        said, begin = published.host_ints, HEADER_INTS + self.table.num_experts
+        assert said is not None, "exact mode reads the published integers on the host"
+        sizes = exact_sizes(said, self.table, 0, self.config.alignment, rank)
+        return _Sizes(tuple(said[rank, begin:].tolist()), tuple(said[:, begin + rank].tolist()), sizes.rows)
 
-    def _flat(
+    def _flat_rows(
         self, part_rows: torch.Tensor, num_rows: int
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, int]:
         """flat -> partial row and back, and the number of flat rows. A static receive buffer has gaps to

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from flexep._native.plan import PlanTable, Resolved
+from flexep._native.plan import Counted, PlanTable, Resolved
 from flexep.config import DispatcherConfig
 from flexep.errors import Unavailable, WindowBusy
 from flexep.group import Group
-from flexep.indexing import entry_index, take
+from flexep.indexing import take_slots
 from flexep.transport.collectives import Collectives
 from flexep.types import MemoryPlan, Route
 
@@ -24,18 +24,18 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class Planned:
-    """One rank's plan: its route, the layout of all ranks' rows, and the weights that arrived, fp32 [P, K],
-    if any."""
+    """One rank's plan: its route, the layout of all ranks' rows, and the weights that arrived, if any: fp32 in the
+    dispatcher's layout, [rows] or flat [N, K]."""
 
     route: Route
     resolved: Resolved
-    part_weights: torch.Tensor | None
+    weights: torch.Tensor | None
 
 
 @dataclass(frozen=True)
 class Published:
-    """Everybody's published integers, int32 [R, n], and on the host, unless static on CUDA, the same and what the
-    headers said."""
+    """What everybody said, int32 [R, n], and on the host, unless static on CUDA, the same and what of it is in the
+    headers."""
 
     ints: torch.Tensor
     host_ints: torch.Tensor | None
@@ -53,7 +53,7 @@ class Delivered:
 
 
 class Backend(ABC):
-    """Moves rows between ranks. `publish` and `memory_plan` concern one rank and `close` nobody else; every
+    """Moves rows between ranks. `count`, `said_ints` and `memory_plan` concern one rank and `close` nobody else; every
     other method is collective and takes one item per hosted rank.
 
     Row movement is two verbs: `deliver` brings every token to the rows of its experts, `collect` brings the
@@ -74,14 +74,26 @@ class Backend(ABC):
         self.table = table
         self._calling = threading.Lock()
 
+    @property
     @abstractmethod
-    def publish(self, topk_idx: torch.Tensor) -> torch.Tensor:
-        """The integers that one rank tells the others before rows move: int32 [n], n the same on every
-        rank."""
+    def said_ints(self) -> int:
+        """Integers that every rank tells the others before rows move: HEADER_INTS and what this back end plans by."""
 
     @abstractmethod
-    def plan(self, topk_idx: Tensors, topk_weights: Tensors | None, published: Published) -> list[Planned]:
-        """Plans from the int32 [T, K] expert ids and fp32 [T, K] weights of the hosted ranks."""
+    def count(
+        self,
+        topk_idx: torch.Tensor,
+        weights: torch.Tensor | None,
+        stamp: Sequence[int],
+        masked: torch.Tensor | None,
+    ) -> Counted:
+        """Counts the slots of one rank; see `count_slots`. Its `said` are the integers to tell."""
+
+    @abstractmethod
+    def plan(
+        self, counted: Sequence[Counted], topk_weights: Tensors | None, published: Published
+    ) -> list[Planned]:
+        """Plans from the counted slots and fp32 [T, K] weights of the hosted ranks."""
 
     @abstractmethod
     def deliver(
@@ -168,7 +180,4 @@ class Backend(ABC):
 
 def slots_at_home(home: Tensors, routes: Sequence[Route]) -> list[torch.Tensor]:
     """Per-slot values in home-coming buffers, [P, K] a hosted rank, -> [T, K]; 0 for empty and dropped slots."""
-    return [
-        take(rows.flatten(), entry_index(route.home_slot, rows.shape[1]), 0.0)
-        for rows, route in zip(home, routes, strict=True)
-    ]
+    return [take_slots(rows, route.home_slot) for rows, route in zip(home, routes, strict=True)]

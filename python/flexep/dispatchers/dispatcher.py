@@ -164,21 +164,19 @@ class Dispatcher:
         xs = calls.per_rank("x", x)
         weights = None if topk_weights is None else calls.per_rank("topk_weights", topk_weights)
         if handle is None:
-            handles, part_weights, in_window = self._plan(
+            handles, row_weights, in_window = self._plan(
                 calls, xs, calls.per_rank("topk_idx", topk_idx), weights
             )
         else:
-            handles = calls.per_rank("handle", handle)
+            handles, row_weights = calls.per_rank("handle", handle), None
             in_window = calls.cached_dispatch(xs, handles, weights)
-            part_weights = None if weights is None else self._send_weights(calls.backend, handles, weights)
-        flat, routes = self.config.layout == "flat", [h.route for h in handles]
-        call = Context(calls.backend, self.config, routes, flat, in_window)
-        out = DispatchRows.apply(call, part_weights, *xs, *(weights or []))
-        n = len(xs)
-        rows, row_weights = out[:n], out[n:] if weights is not None else [None] * n
-        results = [
-            make_result(h, r, w, call.flat) for h, r, w in zip(handles, rows, row_weights, strict=True)
-        ]
+        flat = self.config.layout == "flat"
+        call = Context(calls.backend, self.config, [h.route for h in handles], flat, in_window)
+        if handle is not None and weights is not None:
+            row_weights = self._send_weights(call, weights)
+        out = DispatchRows.apply(call, row_weights, *xs, *(weights or []))
+        out_weights = out[len(xs) :] or [None] * len(xs)
+        results = [make_result(h, r, w, flat) for h, r, w in zip(handles, out, out_weights, strict=False)]
         return results if self.group.is_local else results[0]
 
     def combine(self, y: Any, handle: Any, weights: Any = None, *, y_layout: str | None = None) -> Any:
@@ -279,22 +277,25 @@ class Dispatcher:
     def _plan(
         self, calls: Calls, xs: Tensors, idxs: Tensors, weights: Tensors | None
     ) -> tuple[list[Handle], Tensors | None, list[bool] | None]:
-        """Handles of fresh routing, the weights that arrived with it, [P, K] beside the partial rows, and whose x is
-        in its window."""
-        experts, published = calls.dispatch(xs, idxs, weights)
-        planned = calls.backend.plan(experts, weights, published)
+        """Handles of fresh routing, the weights that arrived with it, in this dispatcher's layout, and whose x is in
+        its window."""
+        counted, published = calls.dispatch(xs, idxs, weights)
+        with torch.no_grad():
+            planned = calls.backend.plan(counted, weights, published)
         if self.config.capacity_rows is not None and self.config.overflow == "error":
             self._dropped = planned[0].resolved.dropped_E.sum()
         handles = [
             make_handle(p, self.table.places(rank), self.config, self._id, rank)
             for rank, p in zip(self.group.hosted, planned, strict=True)
         ]
-        part_weights = [p.part_weights for p in planned if p.part_weights is not None]
-        return handles, part_weights or None, published.registered
+        arrived = [p.weights for p in planned if p.weights is not None]
+        return handles, arrived or None, published.registered
 
-    def _send_weights(self, backend: Backend, handles: list[Handle], weights: Tensors) -> Tensors:
+    def _send_weights(self, call: Context, weights: Tensors) -> Tensors:
+        """Weights that travel alone, through handles, in this dispatcher's layout."""
         with torch.no_grad():
-            return backend.deliver_slots([h.route for h in handles], weights, "dispatch.weights")
+            arrived = call.backend.deliver_slots(call.routes, weights, "dispatch.weights")
+            return [call.rows_from_slots(w, route) for w, route in zip(arrived, call.routes, strict=True)]
 
 
 __all__ = ["BACKENDS", "Dispatcher"]

@@ -5,24 +5,34 @@ while they move (csrc/kernels/deliver.h, collect.h). What deepep and hybridep di
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
+from flexep._native.arrivals import (
+    Peers,
+    Received,
+    Relayed,
+    Sizes,
+    count_peers,
+    exact_sizes,
+    receive_rows,
+)
 from flexep._native.operands import output
 from flexep._native.plan import (
+    HEADER_INTS,
     Assigned,
+    Counted,
     PlanTable,
-    Resolved,
     assign_rows,
     count_slots,
-    invert_rows,
-    pack_meta,
     resolve,
 )
-from flexep._native.window import Arrivals, Collect, Deliver, Relayed
+from flexep._native.window import Arrivals, Collect, Deliver
+from flexep._native.window import Relayed as RelayedRows
 from flexep.config import DispatcherConfig
 from flexep.dispatchers import _hops as hops
+from flexep.dispatchers._agree import TOKENS
+from flexep.dispatchers._record_sizes import metadata_bytes, most_sizes
 from flexep.dispatchers._window_shape import num_slices, window_shape
 from flexep.dispatchers.backend import Backend, Delivered, Planned, Published, Tensors, slots_at_home
 from flexep.errors import ArgumentError
@@ -30,15 +40,6 @@ from flexep.group import Group
 from flexep.indexing import take_rows
 from flexep.transport.window import WindowCollectives, make_window
 from flexep.types import MemoryPlan, OneSided, Route
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """Lengths of one rank's tensors: token rows sent to all ranks, received (flat) rows, expert-major rows."""
-
-    sent: int
-    flat: int
-    rows: int
 
 
 class OneSidedBackend(Backend):
@@ -53,6 +54,7 @@ class OneSidedBackend(Backend):
         self.shape = window_shape(config, self.hop_size, num_slices(config, group))
         self.window = make_window(group, self.shape, config.timeout)
         self.collectives = WindowCollectives(self.window)
+        self._none_registered = torch.zeros(group.size, dtype=torch.int32, device=group.device)
 
     @property
     def hop_size(self) -> int:
@@ -63,128 +65,74 @@ class OneSidedBackend(Backend):
     def _has_relays(self) -> bool:
         return self.hop_size < self.config.num_ranks
 
-    def publish(self, topk_idx: torch.Tensor) -> torch.Tensor:
-        counts_E, tokens_R = count_slots(topk_idx, self.table)
-        return torch.cat([counts_E, tokens_R, tokens_R.new_full((1,), topk_idx.shape[0])])
+    @property
+    def _domains(self) -> int:
+        """Domains that tokens leave for; 0 if they leave for ranks."""
+        return self.config.num_ranks // self.hop_size if self._has_relays else 0
 
-    def plan(self, topk_idx: Tensors, topk_weights: Tensors | None, published: Published) -> list[Planned]:
-        E, config, hosted = self.table.num_experts, self.config, self.group.hosted
-        resolved = resolve(
-            published.ints[:, :E].contiguous(), self.table, config.alignment, config.capacity_rows
+    @property
+    def said_ints(self) -> int:
+        return HEADER_INTS + self.table.num_experts + self.config.num_ranks + self._domains
+
+    def count(
+        self,
+        topk_idx: torch.Tensor,
+        weights: torch.Tensor | None,
+        stamp: Sequence[int],
+        masked: torch.Tensor | None,
+    ) -> Counted:
+        return count_slots(
+            topk_idx, self.table, domains=self._domains, weights_TK=weights, stamp=stamp, masked=masked
         )
-        rows_R = self._exact_rows(published, resolved)
-        sizes = [
-            self._sizes(rank, idx.shape[0], published, rows_R)
-            for rank, idx in zip(hosted, topk_idx, strict=True)
-        ]
+
+    def plan(
+        self, counted: Sequence[Counted], topk_weights: Tensors | None, published: Published
+    ) -> list[Planned]:
+        E, config, hosted, said = self.table.num_experts, self.config, self.group.hosted, published.ints
+        places, sent_RR = said[:, HEADER_INTS : HEADER_INTS + E], said[:, HEADER_INTS + E :]
+        resolved = resolve(places, self.table, config.alignment, config.capacity_rows)
+        sizes = [self._sizes(rank, published, c) for rank, c in zip(hosted, counted, strict=True)]
+        weights = [None for _ in counted] if topk_weights is None else list(topk_weights)
         assigned = [
-            assign_rows(idx, rank, resolved, self.table, num_send=size.sent)
-            for idx, rank, size in zip(topk_idx, hosted, sizes, strict=True)
+            assign_rows(c, rank, resolved, self.table, num_send=size.left, records=True, weights_TK=w)
+            for c, rank, size, w in zip(counted, hosted, sizes, weights, strict=True)
         ]
-        weights = [None for _ in assigned] if topk_weights is None else list(topk_weights)
-        # Distinct tokens from each rank to each rank; with a capacity, those that are kept.
-        sent_RR = published.ints[:, E:-1]
-        if config.capacity_rows is not None:
-            sent_RR = self.collectives.all_gather([a.send_counts[None] for a in assigned], "dispatch.counts")[
-                0
-            ]
-        arrived = self._exchange_meta(assigned, weights, sent_RR, sizes)
-        tokens_of = published.ints[:, -1].contiguous()
+        if config.capacity_rows is not None:  # of the distinct tokens, those that are kept
+            kept = [a.send_counts[None] for a in assigned]
+            (sent_RR, *_) = self.collectives.all_gather(kept, "dispatch.counts")
+        peers = [count_peers(sent_RR, said[:, TOKENS], self._domains, rank) for rank in hosted]
+        relayed, arrived = self._exchange_records(assigned, peers, sizes)
+        received = [
+            receive_rows(meta, config.top_k, size.rows, flat_weights=config.layout == "flat", peers=p)
+            for meta, size, p in zip(arrived, sizes, peers, strict=True)
+        ]
         return [
-            self._planned(rank, a, size, meta, relay, sent_RR, tokens_of, resolved)
-            for rank, a, size, (meta, relay) in zip(hosted, assigned, sizes, arrived, strict=True)
+            Planned(_route(*one), resolved, one[2].weights)
+            for one in zip(assigned, peers, received, relayed, strict=True)
         ]
 
-    def _exact_rows(self, published: Published, resolved: Resolved) -> list[int] | None:
-        """Expert-major rows of every rank, known to the host; None with a capacity."""
-        if self.config.capacity_rows is not None:
-            return None
-        ints = published.host_ints
-        assert ints is not None, "exact mode reads the published integers on the host"
-        if ints.device != published.ints.device:  # planned again here, rather than waited for
-            counts_RE = ints[:, : self.table.num_experts].contiguous()
-            resolved = resolve(counts_RE, self.table, self.config.alignment, None)
-        return resolved.rows_R.tolist()
-
-    def _sizes(self, rank: int, num_tokens: int, published: Published, rows_R: list[int] | None) -> _Sizes:
+    def _sizes(self, rank: int, published: Published, counted: Counted) -> Sizes:
         """Exact sizes from the host's copy of what was published; with a capacity, from the arguments alone."""
-        config, E, R = self.config, self.table.num_experts, self.config.num_ranks
-        if rows_R is None:
-            assert config.capacity_rows is not None
-            flat = min(R * config.max_tokens, config.capacity_rows)
-            return _Sizes(num_tokens * min(config.top_k, R), flat, config.capacity_rows)
-        ints = published.host_ints
-        assert ints is not None
-        return _Sizes(int(ints[rank, E:-1].sum()), int(ints[:, E + rank].sum()), rows_R[rank])
+        config, said = self.config, published.host_ints
+        if config.capacity_rows is None:
+            assert said is not None, "exact mode reads the published integers on the host"
+            return exact_sizes(said, self.table, self._domains, config.alignment, rank)
+        return most_sizes(config, self.hop_size, counted.topk_idx.shape[0])
 
-    def _exchange_meta(
-        self,
-        assigned: Sequence[Assigned],
-        weights: Sequence[torch.Tensor | None],
-        sent_RR: torch.Tensor,
-        sizes: Sequence[_Sizes],
-    ) -> list[tuple[torch.Tensor, hops.Relay | None]]:
-        """Row metadata [flat, 1 + K (+ K)] in (source rank, token) order with a tail of -1, and what this rank
-        relays."""
-        metas = [pack_meta(a, w) for a, w in zip(assigned, weights, strict=True)]
-        blanks = [
-            _blank(size.flat, meta.shape[1], self.config.top_k, meta.device)
-            for meta, size in zip(metas, sizes, strict=True)
-        ]
+    def _exchange_records(
+        self, assigned: Sequence[Assigned], peers: Sequence[Peers], sizes: Sequence[Sizes]
+    ) -> tuple[Sequence[Relayed | None], list[torch.Tensor]]:
+        """What each hosted rank relays, and the records [flat, 1 + K (+ K)] that come to it."""
         if self._has_relays:
-            relayed = hops.exchange_meta(
-                self.collectives, self.group.hosted, self.hop_size, assigned, weights, sent_RR
-            )
-            for blank, (meta, _) in zip(blanks, relayed, strict=True):
-                blank[: meta.shape[0]] = meta
-            return [(blank, relay) for blank, (_, relay) in zip(blanks, relayed, strict=True)]
-        send_R = [sent_RR[rank].contiguous() for rank in self.group.hosted]
-        recv_R = [sent_RR[:, rank].contiguous() for rank in self.group.hosted]
-        self.window.exchange_records(metas, send_R, blanks, recv_R, "dispatch.meta")
-        return [(blank, None) for blank in blanks]
-
-    def _planned(
-        self,
-        rank: int,
-        a: Assigned,
-        size: _Sizes,
-        meta: torch.Tensor,
-        relay: hops.Relay | None,
-        sent_RR: torch.Tensor,
-        tokens_of: torch.Tensor,
-        resolved: Resolved,
-    ) -> Planned:
-        K = self.config.top_k
-        part_rows = meta[:, 1 : 1 + K].contiguous()
-        recv_R = sent_RR[:, rank].contiguous()
-        route = Route(
-            num_tokens=a.slot_row.shape[0],
-            num_rows=size.rows,
-            num_flat=size.flat,
-            part_rows=part_rows,
-            row_src=invert_rows(part_rows, size.rows),
-            row_buffer=None,
-            flat_buffer=None,
-            flat_part=None,
-            part_flat=None,
-            home_row=a.send_row,
-            home_rank=a.send_rank,
-            home_slot=a.slot_send,
-            send_token=a.send_token,
-            one_sided=OneSided(
-                tokens_of=tokens_of,
-                send_R=sent_RR[rank].contiguous(),
-                recv_R=recv_R,
-                recv_token=meta[:, 0].contiguous(),
-                recv_base=torch.nn.functional.pad(recv_R.cumsum(0), (1, 0)).to(torch.int32),
-                relay_token=None if relay is None else relay.token,
-                relay_base=None if relay is None else relay.base,
-                relay_members=None if relay is None else relay.members,
-                hops=None if relay is None else relay.hops,
-            ),
+            return hops.exchange_records(self.window, assigned, peers, sizes, self.hop_size)
+        sends = [a.meta for a in assigned if a.meta is not None]
+        arrived = [
+            meta.new_empty((size.flat, meta.shape[1])) for meta, size in zip(sends, sizes, strict=True)
+        ]
+        self.window.exchange_records(
+            sends, [p.send_R for p in peers], arrived, [p.recv_R for p in peers], "dispatch.meta"
         )
-        weights = meta[:, 1 + K :].contiguous().view(torch.float32) if meta.shape[1] > 1 + K else None
-        return Planned(route, resolved, weights)
+        return [None for _ in arrived], arrived
 
     def deliver(
         self,
@@ -197,8 +145,7 @@ class OneSidedBackend(Backend):
         dot_with: Tensors | None = None,
         registered: Sequence[bool] | None = None,
     ) -> Delivered:
-        device = self.group.device
-        in_window = torch.zeros(self.group.size, dtype=torch.int32, device=device)
+        device, in_window = self.group.device, self._none_registered
         if registered is not None and any(registered):
             in_window = torch.tensor(registered, dtype=torch.int32, device=device)
         parts = []
@@ -257,19 +204,20 @@ class OneSidedBackend(Backend):
         return [part.z for part in parts]
 
     def deliver_slots(self, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
-        out = [v.new_zeros((route.num_flat, v.shape[1])) for v, route in zip(values, routes, strict=True)]
         if self._has_relays:
-            for here, value in zip(out, hops.deliver_slots(self.window, routes, values, op), strict=True):
-                here[: value.shape[0]] = value
+            arrived = hops.deliver_slots(self.window, routes, values, op)
         else:
             sends = [take_rows(v, _sent(route), 0.0) for v, route in zip(values, routes, strict=True)]
+            arrived = [v.new_zeros((r.num_flat, v.shape[1])) for v, r in zip(values, routes, strict=True)]
             peers = [_one_sided(route) for route in routes]
-            self.window.exchange_records(sends, [p.send_R for p in peers], out, [p.recv_R for p in peers], op)
-        return [torch.where(route.part_rows >= 0, here, 0.0) for here, route in zip(out, routes, strict=True)]
+            self.window.exchange_records(
+                sends, [p.send_R for p in peers], arrived, [p.recv_R for p in peers], op
+            )
+        return [torch.where(r.part_rows >= 0, here, 0.0) for here, r in zip(arrived, routes, strict=True)]
 
     def collect_slots(self, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
         if self._has_relays:
-            return hops.collect_slots(self.window, routes, values, op)
+            return slots_at_home(hops.collect_slots(self.window, routes, values, op), routes)
         peers = [_one_sided(route) for route in routes]
         back = [
             v.new_empty((_sent(route).shape[0], v.shape[1])) for v, route in zip(values, routes, strict=True)
@@ -279,12 +227,9 @@ class OneSidedBackend(Backend):
         return slots_at_home(back, routes)
 
     def memory_plan(self) -> MemoryPlan:
-        config, R = self.config, self.group.size
-        meta = 4 * (1 + 2 * config.top_k)
-        sent = config.max_tokens * min(config.top_k, R)
         return MemoryPlan(
             window_bytes=self.shape.nbytes,
-            staging_bytes={"metadata": (sent + R * config.max_tokens) * meta},
+            staging_bytes={"metadata": metadata_bytes(self.config, self.hop_size)},
         )
 
     def in_window(self, hosted: int, x: torch.Tensor) -> bool:
@@ -304,11 +249,30 @@ class OneSidedBackend(Backend):
         self.window.close()
 
 
-def _blank(rows: int, width: int, top_k: int, device: torch.device) -> torch.Tensor:
-    """int32 [rows, width] metadata of no token: -1, and weights of 0."""
-    blank = torch.full((rows, width), -1, dtype=torch.int32, device=device)
-    blank[:, 1 + top_k :] = 0
-    return blank
+def _route(a: Assigned, peers: Peers, received: Received, relayed: Relayed | None) -> Route:
+    counts = peers.hops
+    return Route(
+        num_tokens=a.slot_row.shape[0],
+        num_rows=received.row_src.shape[0],
+        num_flat=received.token.shape[0],
+        part_rows=received.rows,
+        row_src=received.row_src,
+        home_row=a.send_row,
+        home_rank=a.send_rank,
+        home_slot=a.slot_send,
+        send_token=a.send_token,
+        one_sided=OneSided(
+            tokens_of=peers.tokens_of,
+            send_R=peers.send_R,
+            recv_R=peers.recv_R,
+            recv_token=received.token,
+            recv_base=peers.recv_base,
+            relay_token=None if relayed is None else relayed.token,
+            relay_base=None if counts is None else counts.relay_base,
+            relay_members=None if relayed is None else relayed.members,
+            hops=None if relayed is None else hops.kept(peers, relayed, received.order),
+        ),
+    )
 
 
 def _one_sided(route: Route) -> OneSided:
@@ -321,11 +285,11 @@ def _arrivals(route: Route) -> Arrivals:
     return Arrivals(peers.recv_token, peers.recv_base, route.part_rows)
 
 
-def _relayed(route: Route) -> Relayed | None:
+def _relayed(route: Route) -> RelayedRows | None:
     peers = _one_sided(route)
     if peers.relay_token is None or peers.relay_base is None or peers.relay_members is None:
         return None
-    return Relayed(peers.relay_token, peers.relay_base, peers.relay_members)
+    return RelayedRows(peers.relay_token, peers.relay_base, peers.relay_members)
 
 
 def _sent(route: Route) -> torch.Tensor:

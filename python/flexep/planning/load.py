@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flexep._native.plan import PlanTable, count_slots, resolve
+from flexep._native.plan import HEADER_INTS, PlanTable, count_slots, resolve
 from flexep.planning.sample import Sample
 from flexep.planning.topology import Topology
 from flexep.planning.workload import Workload
@@ -75,7 +75,7 @@ def counted(work: Workload, topology: Topology, sample: Sample) -> Load:
     tokens_R = torch.tensor(sample.tokens_R, dtype=torch.float64)
     drawn_R = torch.tensor([len(idx) for idx in sample.topk_idx], dtype=torch.float64)
     scale_R = tokens_R / drawn_R.clamp(min=1)
-    slots_RE = torch.stack([count_slots(idx, table)[0] for idx in sample.topk_idx]) * scale_R[:, None]
+    slots_RE = torch.stack([_counts(idx, table)[0] for idx in sample.topk_idx]) * scale_R[:, None]
     # Sizes follow from sums over sources alone, so all of them may stand in the first row.
     counts_RE = torch.zeros(R, config.num_experts, dtype=torch.int32)
     counts_RE[0] = slots_RE.sum(0).round().to(torch.int32)
@@ -87,14 +87,19 @@ def counted(work: Workload, topology: Topology, sample: Sample) -> Load:
         idx = drawn
         if config.capacity_rows is not None:
             idx = _kept(drawn, table, before_RE[s], float(scale_R[s]), resolved.kept_E)
-        crossing_RR[s] = count_slots(idx, table)[1] * scale_R[s]
-        crossing_RD[s] = count_slots(idx, by_domain)[1] * scale_R[s]
+        crossing_RR[s] = _counts(idx, table)[1] * scale_R[s]
+        crossing_RD[s] = _counts(idx, by_domain)[1] * scale_R[s]
     kept_R = torch.zeros(R, dtype=torch.float64).index_add(
         0, table.rank_of_place.long(), resolved.kept_E.double()
     )
     capacity = config.capacity_rows
     rows_R = resolved.rows_R.double() if capacity is None else torch.full_like(kept_R, capacity)
     return Load(tokens_R, crossing_RR, crossing_RD, kept_R, rows_R, float(resolved.dropped_E.sum()))
+
+
+def _counts(topk_idx: torch.Tensor, table: PlanTable) -> tuple[torch.Tensor, ...]:
+    """Slots per place [E] and distinct tokens per rank [R]."""
+    return count_slots(topk_idx, table).said[HEADER_INTS:].split([table.num_experts, table.num_ranks])
 
 
 def _kept(

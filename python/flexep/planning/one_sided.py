@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from flexep.dispatchers._agree import HEADER_INTS
+from flexep._native.plan import HEADER_INTS
+from flexep.dispatchers._record_sizes import metadata_bytes
 from flexep.dispatchers._window_shape import window_shape
 from flexep.planning.crossings import Crossings, by_rail, direct, to_everyone
 from flexep.planning.movement import Buffer, Movement, Pass, Pattern, Scene
@@ -39,24 +40,25 @@ def hybridep(scene: Scene) -> Pattern:
     back.append(Pass("relay", (_relay_reads(scene) + rows.rail_recv) * scene.home, added))
     final = "(own domain's partial sums + one row a remote domain + T) x home row"
     back.append(Pass("final reduce", (_own_domain(scene) + rows.rail_send + scene.T_R) * scene.home, final))
-    handshakes = 6 + scene.static  # header, counts of rails, two hops of metadata, two of rows
+    handshakes = 5 + scene.static  # header, counts of kept rows, two hops of metadata, two of rows
     dispatch = _dispatch(
         scene, rows, metadata, out, handshakes,
         "rail: distinct (token, remote domain) pairs; link: distinct (token, rank) pairs, from the relay",
-        f"{_said(scene)} and 4 D B; a row 4 (1 + 2K) B on the link, 4 (1 + 3K) B on the rail",
+        f"{_said(scene)} and {'8' if scene.static else '4'} D B; a row 4 (1 + 2K) B on the link, 4 (1 + 3K) B on the "
+        "rail",
     )  # fmt: skip
     return Pattern(dispatch, _combine(scene, rows, back, 2), _memory(scene, scene.S))
 
 
 def _published(scene: Scene, more: int) -> Crossings:
     """Integers that every rank tells every other before rows move, in bytes: the header; with a capacity the kept
-    rows for each rank; `more` for rails."""
-    ints = HEADER_INTS + scene.E + scene.R + 1 + (scene.R if scene.static else 0) + more
+    rows for each rank again; each time `more` for rails."""
+    ints = HEADER_INTS + scene.E + scene.R + more + (scene.R + more if scene.static else 0)
     return to_everyone(scene.topology, scene.every(4 * ints))
 
 
 def _said(scene: Scene) -> str:
-    return f"to each peer 4 ({HEADER_INTS + 1} + E + {'2R' if scene.static else 'R'}) B"
+    return f"to each peer 4 ({HEADER_INTS} + E + {'2R' if scene.static else 'R'}) B"
 
 
 def _stage(scene: Scene) -> Pass:
@@ -105,15 +107,24 @@ def _combine(scene: Scene, rows: Crossings, passes: list[Pass], hops: int) -> Mo
 
 def _memory(scene: Scene, hop_size: int) -> list[Buffer]:
     """One window, whatever the routing: its rings have a budget. Metadata as the dispatcher plans it."""
-    R, T = scene.R, scene.work.config.max_tokens
-    window = float(window_shape(scene.work.config, hop_size).nbytes)
-    worst = T * min(scene.K, R) + R * T
-    here = float((scene.sent_R + scene.received_R).max())
+    config, R = scene.work.config, scene.R
+    window = float(window_shape(config, hop_size).nbytes)
+    if hop_size == R:
+        here_R = (scene.sent_R + scene.received_R) * scene.slot_meta
+    else:
+        railed_R = scene.load.crossing_RD.sum(1) + _relayed(scene, scene.load.crossing_RD)
+        handed_R = _relayed(scene, scene.load.crossing_RR.view(R, -1, scene.S).sum(2))
+        here_R = railed_R * 4 * (1 + 3 * scene.K) + (handed_R + scene.received_R) * scene.slot_meta
     return [
         Buffer("window", "window", window, window),
-        Buffer("metadata", "staging", here * scene.slot_meta, worst * scene.slot_meta),
-        *scene.results(scene.flat_static if scene.static else R * T),
+        Buffer("metadata", "staging", float(here_R.max()), metadata_bytes(config, hop_size)),
+        *scene.results(scene.flat_static if scene.static else R * config.max_tokens),
     ]
+
+
+def _relayed(scene: Scene, count_RD: torch.Tensor) -> torch.Tensor:
+    """Counts [R, D] of each source and destination domain, added up at the relays [R] of that domain."""
+    return count_RD.view(scene.topology.domains, scene.S, -1).sum(0).T.reshape(-1)
 
 
 def _relay_reads(scene: Scene) -> torch.Tensor:

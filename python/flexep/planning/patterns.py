@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flexep.dispatchers._agree import HEADER_INTS
+from flexep._native.plan import HEADER_INTS
 from flexep.planning.crossings import direct, to_everyone
 from flexep.planning.movement import Buffer, Movement, Pass, Pattern, Scene
 from flexep.planning.one_sided import deepep, hybridep

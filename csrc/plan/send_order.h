@@ -1,0 +1,129 @@
+// The order in which rows leave: a row goes once to each owner of its slots (a rank, or a domain), owner by owner, and
+// inside an owner in row order. Positions come from sums of counts, so any number of lanes, warps and blocks writes the
+// same integers.
+//
+// An owner stands for `unit` consecutive ids; a slot has one id, or -1. A step numbers in one phase and places in a
+// later one; between them lie the blocks' counts, [blocks, owners], in a workspace.
+#pragma once
+#include <cstdint>
+
+#include "plan/first_slot.h"
+#include "plan/numbering.h"
+
+namespace flexep {
+
+struct SendOrder {
+  int rows, top_k;
+  int owners, unit;
+  int split;     // positions that an owner has in the send buffer; < 0: as many as it needs
+  int num_send;  // length of the send buffer
+
+  int32_t* order;       // [rows, top_k] scratch: from one phase to the next
+  int32_t* slot_send;   // out [rows, top_k] position that carries the slot; -1 none
+  int32_t* send_row;    // out [rows, top_k] positions of the row, owners ascending, then -1
+  int32_t* send_first;  // out [rows, top_k] the first ids of their owners, then -1
+  int32_t* send_token;  // out [num_send] row at each position; -1 unused
+  int32_t* counts;      // out [owners] rows that leave for each
+
+  FLEXEP_HD static int64_t numbering_ints(int owners, int warps) {
+    return 2 * KeyCounts::ints(owners, warps);
+  }
+  FLEXEP_HD static int64_t placing_ints(int owners, int lanes) {
+    return 2 * static_cast<int64_t>(owners) + BlockCounts::scratch_ints(owners, lanes);
+  }
+
+  /// ids(t): the ids of the slots of row t. find_id(i, t, k) says or makes one of them before, once.
+  /// Leaves in `order` the number, among the block's, of those slots that are their row's first of an owner.
+  template <class Team, class FindId, class Ids>
+  FLEXEP_HD void number(const Team& team, int32_t* workspace, int32_t* shared, const FindId& find_id,
+                        const Ids& ids) const {
+    const KeyCounts leaving{shared, owners};
+    const FirstSlots first(team, shared + KeyCounts::ints(owners, team.warps()), owners);
+    leaving.clear(team);
+    for_warp_slots(team, rows, top_k, [&](int64_t i, int t, int k, bool valid) {
+      const int owner = owner_of(valid ? find_id(i, t, k) : -1);
+      const uint32_t same = team.peers(owner);
+      const bool leaves = first.is_first(team, owner, t, k, same);
+      const int32_t number = leaving.add(team, leaves ? owner : -1, same & team.ballot(leaves));
+      if (!valid) return;
+      order[i] = number;
+      slot_send[i] = send_row[i] = send_first[i] = -1;  // `place` writes over them
+    });
+    leaving.finish(team, workspace + static_cast<int64_t>(team.block()) * owners);
+    if (team.warps() == 1) return;
+    for_warp_slots(team, rows, top_k, [&](int64_t i, int t, int k, bool valid) {
+      if (valid && order[i] >= 0) order[i] += leaving.below(team, owner_of(ids(t)[k]));
+    });
+  }
+
+  /// Positions, in a later phase. write(t, first, position): the record of row t for the owner whose first id that is.
+  /// clear(position): an unused one.
+  template <class Team, class Ids, class Write, class Clear>
+  FLEXEP_HD void place(const Team& team, const int32_t* workspace, int32_t* shared, const Ids& ids,
+                       const Write& write, const Clear& clear) const {
+    int32_t *const first = shared, *const total = shared + owners;  // [owners] each
+    const BlockCounts blocks{workspace, team.blocks(), owners, owners};
+    blocks.sum(team, team.block(), first, total, shared + 2 * owners);
+    if (team.warp() == 0) begin_owners(team, first, total);
+    team.sync();
+    clear_unused(team, total, clear);
+    for_warp_slots(team, rows, top_k, [&](int64_t i, int t, int k, bool valid) {
+      if (!valid || order[i] < 0) return;
+      const int owner = owner_of(ids(t)[k]);
+      const int32_t position = first[owner] + order[i];
+      list_owner(team, i - k, ids(t), owner * unit, position);
+      if (position >= num_send) return;
+      send_token[position] = t;
+      write(t, owner * unit, position);
+    });
+  }
+
+ private:
+  FLEXEP_HD int owner_of(int id) const { return id < 0 || unit == 1 ? id : id / unit; }
+
+  /// first[o]: the position of the block's first row for owner o. total[o] becomes the end of the used positions of o.
+  template <class Team>
+  FLEXEP_HD void begin_owners(const Team& team, int32_t* first, int32_t* total) const {
+    const LaneRange mine(WarpLanes<Team>{team}, owners);
+    int64_t begin = 0;
+    for (int o = mine.begin; o < mine.end; ++o) begin += total[o];
+    begin = team.warp_scan(begin);
+    for (int o = mine.begin; o < mine.end; ++o) {
+      const int32_t at = split < 0 ? static_cast<int32_t>(begin) : o * split;
+      if (team.block() == 0) counts[o] = total[o];
+      begin += total[o];
+      first[o] += at;
+      total[o] += at;
+    }
+  }
+
+  template <class Team, class Clear>
+  FLEXEP_HD void clear_unused(const Team& team, const int32_t* used_end, const Clear& clear) const {
+    const int64_t dense = split < 0 ? used_end[owners - 1] : 0;
+    for (int64_t i = dense + grid_rank(team); i < num_send; i += grid_size(team)) {
+      const int64_t o = split > 0 ? i / split : owners - 1;
+      if (i < used_end[o < owners ? o : owners - 1]) continue;
+      send_token[i] = -1;
+      clear(i);
+    }
+  }
+
+  /// Puts an owner of the row whose slots begin at `at` into its lists, and its position beside all slots of it.
+  template <class Team>
+  FLEXEP_HD void list_owner(const Team& team, int64_t at, const int32_t* ids, int first_id,
+                            int32_t position) const {
+    const int K = top_k;
+    const uint32_t size = static_cast<uint32_t>(unit);
+    const int32_t* const numbers = order + at;
+    int32_t* const send = slot_send + at;
+    int lower = 0;  // owners of the row below this one
+    for (int k = 0; k < K; ++k) lower += (numbers[k] >= 0) & (ids[k] < first_id);
+    send_first[at + lower] = first_id;
+    send_row[at + lower] = position;
+    FLEXEP_INDEPENDENT
+    for (int k = 0; k < K; ++k)
+      store_if(team, static_cast<uint32_t>(ids[k] - first_id) < size, send + k, position);
+  }
+};
+
+}  // namespace flexep
