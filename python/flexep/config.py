@@ -36,7 +36,6 @@ class Environment:
             [-1, E) and NaN weights raise ArgumentError. A graph that is being captured is not waited for.
         peer: FLEXEP_PEER. GPU processes may open windows in each other's memory, and `backend="auto"` tries them; crews
             move rows there, and among the ranks of one GPU too. None of this has been measured yet.
-            Until that has been measured, they do not without this.
     """
 
     debug: bool
