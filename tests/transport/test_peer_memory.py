@@ -87,7 +87,6 @@ def works(pool: RankPool) -> bool:
 def test_a_step_that_the_driver_refuses_is_named_on_all_ranks(pool: RankPool, step: str) -> None:
     refused = {"refuse": {step: CUresult.CUDA_ERROR_NOT_SUPPORTED}}
     assert_refused_by(pool.run(opens_with, 1, refused), 1, f"{step}: CUDA_ERROR_NOT_SUPPORTED")
-    assert works(pool)
 
 
 def test_too_little_memory_on_one_gpu(pool: RankPool) -> None:

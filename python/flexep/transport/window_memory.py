@@ -36,8 +36,8 @@ class WindowMemory:
         self.addresses = tuple(mapping.address + offset for mapping, offset in places)
 
     def view(self, rank: int) -> Any:
-        """uint8 [nbytes]: a rank's window, without a copy; a numpy array of host memory, a tensor of a GPU's. Its
-        memory stays while the view lives, also after `close`.
+        """uint8 [nbytes]: a rank's window, without a copy; a numpy array of host memory, a tensor of a GPU's (of hosted
+        ranks alone: torch copies what lies on another GPU). Its memory stays while the view lives, also after `close`.
 
         Raises FlexEPError when the windows are closed.
         """
