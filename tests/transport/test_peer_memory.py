@@ -6,15 +6,20 @@ import os
 import sys
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from flexep.config import WINDOWED
 from flexep.errors import FlexEPError, PeerRefused, Unavailable
+from flexep.group import Group
+from flexep.testing.case import Case
+from flexep.testing.check import check_dispatchers
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
-from flexep.transport import _opening, _peer_memory, gpu_memory
+from flexep.transport import _opening, _peer_memory, gpu_memory, host_window
 from flexep.transport.gpu_memory import Gpu, load_driver
-from flexep.transport.window_memory import open_windows
+from flexep.transport.window_memory import WindowMemory, open_windows
 from tests.transport.fake_driver import GRANULARITY, CUresult, FakeDriver, own_driver, reached_by
 from tests.transport.held import held, window_mappings
 
@@ -207,6 +212,22 @@ def test_without_fabric_handles_other_hosts_are_named_with_the_reason(pool: Rank
         )
         assert live == (0, 0, 0)
     assert works(pool)
+
+
+def exchanges(ctx: RankContext) -> tuple[list[str], tuple[int, int, int]]:
+    """What one-sided dispatchers of CPU ranks get wrong when their windows lie in such memory; what stays of it."""
+
+    def open_in_gpus(group: Group, nbytes: int, timeout: float) -> WindowMemory:
+        return open_windows(reached_by("peer", group), nbytes, timeout)
+
+    case = Case(R, 7, 64, 3, 33, spread="ragged", capacity="one_over", window="tenth", cached=1)
+    with mock.patch.object(host_window, "open_windows", open_in_gpus):
+        found = check_dispatchers(case, ctx.group, list(WINDOWED))
+    return [str(one) for one in found], own_driver().live
+
+
+def test_the_whole_exchange_works_in_such_memory(pool: RankPool) -> None:
+    assert pool.run(exchanges) == [([], (0, 0, 0))] * R
 
 
 # -- one process
