@@ -1,6 +1,7 @@
 """Ranks that are processes with GPUs, over windows in each other's memory: the contract, graphs, soaks, failures.
 
-`gpu`: several ranks share one GPU under MPS. `multigpu`: a GPU a rank, and eight ranks on two.
+`gpu`: several ranks share one GPU under MPS. `multigpu`: a GPU a rank, and eight ranks on two. Placements are named ranks
+on GPUs: `pytest -m multigpu tests/gpu/test_peer.py -k 2on2`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from tests.gpu import rounds
 from tests.gpu.peers import SWITCH, failures, peer_pool, shaped
 
 PLACES = [
-    pytest.param((2, 1), marks=pytest.mark.gpu, id="2 ranks on 1 GPU"),
-    pytest.param((4, 1), marks=pytest.mark.gpu, id="4 ranks on 1 GPU"),
-    pytest.param((2, 2), marks=pytest.mark.multigpu, id="2 ranks on 2 GPUs"),
-    pytest.param((8, 2), marks=pytest.mark.multigpu, id="8 ranks on 2 GPUs"),
+    pytest.param((2, 1), marks=pytest.mark.gpu, id="2on1"),
+    pytest.param((4, 1), marks=pytest.mark.gpu, id="4on1"),
+    pytest.param((2, 2), marks=pytest.mark.multigpu, id="2on2"),
+    pytest.param((8, 2), marks=pytest.mark.multigpu, id="8on2"),
 ]
 
 

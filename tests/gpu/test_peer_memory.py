@@ -18,8 +18,8 @@ from tests.transport.held import held
 NBYTES = (5 << 20) + 256  # no whole number of 2 MiB
 SECONDS = 60.0
 PLACES = [
-    pytest.param((3, 1), marks=pytest.mark.gpu, id="3 ranks on 1 GPU"),
-    pytest.param((4, 2), marks=pytest.mark.multigpu, id="4 ranks on 2 GPUs"),
+    pytest.param((3, 1), marks=pytest.mark.gpu, id="3on1"),
+    pytest.param((4, 2), marks=pytest.mark.multigpu, id="4on2"),
 ]
 
 
