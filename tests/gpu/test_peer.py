@@ -1,7 +1,7 @@
 """Ranks that are processes with GPUs, over windows in each other's memory: the contract, graphs, soaks, failures.
 
-`gpu`: several ranks share one GPU under MPS. `multigpu`: a GPU a rank, and eight ranks on two. Placements are named ranks
-on GPUs: `pytest -m multigpu tests/gpu/test_peer.py -k 2on2`.
+`gpu`: several ranks share one GPU under MPS. `multigpu`: a GPU a rank, and eight ranks on two. A placement is named by
+ranks and GPUs: `pytest -m multigpu tests/gpu/test_peer.py -k 2on2`.
 """
 
 from __future__ import annotations
