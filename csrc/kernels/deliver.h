@@ -18,7 +18,8 @@ FLEXEP_HD Status offer_rows(Crew& crew, const DeliverArgs& args) {
   const WindowLayout& layout = crew.layout();
   const Topology& topology = layout.shape.topology;
   const Cut cut = pull_cut(layout);
-  const int me = crew.rank(), T = args.tokens_of[me], chunks = cut.chunks(T);
+  const int me = crew.rank(), T = args.tokens_of[me];
+  const int chunks = topology.ranks > 1 ? cut.chunks(T) : 0;  // alone, nobody reads them
   const auto row_bytes = static_cast<std::size_t>(args.hidden * size_of(args.dtype));
   const auto reads = [&](int peer) {
     return peer != me &&

@@ -122,7 +122,7 @@ struct DeliverCrews {
         place_rows(crew, args, rows);
       });
     return crews.by_ring(row_bytes, Until::read, StoreEach{}, [&](auto& crew, auto& mover) {
-      const CopyRows rows{to, mover};
+      CopyRows rows(to, mover);
       place_rows(crew, args, rows);
     });
   }

@@ -260,7 +260,10 @@ template <class Teams>
 void launch_teams(const DeviceWorld& world, const std::vector<typename Teams::Args>& args, int op,
                   double seconds, std::uintptr_t stream) {
   const auto launch = make_launch(world, args, op, seconds);
-  start(&run_teams<Teams>, launch, world.hosted, Teams::ctas(world.shape), kTeamWarps * 32, 0, stream);
+  const int ctas = Teams::ctas(world.shape);
+  if (ctas > DeviceState::kMaxCtas)
+    throw Error(std::to_string(ctas) + " CTAs of a rank: at most " + std::to_string(DeviceState::kMaxCtas));
+  start(&run_teams<Teams>, launch, world.hosted, ctas, kTeamWarps * 32, 0, stream);
 }
 
 template <class Crews>

@@ -33,7 +33,7 @@ struct DeviceTuning {
 struct DeviceWorld {
   WindowShape shape;
   int first_rank, hosted;
-  bool crews;  // rows are moved by crews, not by a team a role
+  bool crews;              // rows are moved by crews, not by a team a role
   std::uintptr_t windows;  // [ranks] addresses of all windows as this GPU maps them, on the GPU
   std::uintptr_t states;   // device_state_bytes(shape, hosted), on the GPU
   std::uintptr_t reports;  // device_report_bytes(hosted), seen by host and GPU

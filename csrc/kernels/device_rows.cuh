@@ -50,12 +50,13 @@ class DevicePlace {
       : args_(args), received_(args.arrivals.base[ranks]), row_bytes_(args.hidden * size_of(args.dtype)) {}
 
   __device__ bool computes() const { return !args_.flat && (args_.weights || args_.dot_with); }
-  /// Where copy `lane` of received row j goes; null if it has fewer.
-  __device__ char* copy_to(int j) const {
-    if (args_.flat) return warp_lane() == 0 ? out(j) : nullptr;
-    const std::int32_t row = warp_lane() < args_.arrivals.top_k ? rows_of(j)[warp_lane()] : -1;
-    return row < 0 ? nullptr : out(row);
+  /// Which row copy `lane` of received row j becomes; -1 if it has fewer, or is none.
+  __device__ std::int32_t copy_of(int j) const {
+    if (j >= received_) return -1;
+    if (args_.flat) return warp_lane() == 0 ? j : -1;
+    return warp_lane() < args_.arrivals.top_k ? rows_of(j)[warp_lane()] : -1;
   }
+  __device__ char* out_or_null(std::int32_t row) const { return row < 0 ? nullptr : out(row); }
 
   /// Clears the rows of a warp's share that nothing fills.
   __device__ void pad(Range mine) const {
@@ -75,7 +76,7 @@ class DevicePlace {
   __device__ void place(int j, const void* row, const void*) const {
     if (!computes()) {
       const int copies = args_.flat ? 1 : args_.arrivals.top_k;
-      char* const mine = copy_to(j);
+      char* const mine = out_or_null(copy_of(j));
       for (int k = 0; k < copies; ++k) {
         const auto to =
             reinterpret_cast<char*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), k));
@@ -148,11 +149,22 @@ class DevicePlace {
   std::int64_t row_bytes_;
 };
 
-/// Rows that are only copied: the copy engine stores them out of their stage.
-struct CopyRows {
-  const DevicePlace& to;
-  RingWarp<StoreEach>& mover;
-  __device__ void place(int j, const void* row, const void*) const { mover.move(row, to.copy_to(j)); }
+/// Rows that are only copied: the copy engine stores them out of their stage. Where the next row goes is fetched while
+/// this one is under way.
+class CopyRows {
+ public:
+  __device__ CopyRows(const DevicePlace& to, RingWarp<StoreEach>& mover) : to_(to), mover_(mover) {}
+  __device__ void place(int j, const void* row, const void*) {
+    const std::int32_t copy = j == next_ ? next_copy_ : to_.copy_of(j);
+    next_ = j + 1, next_copy_ = to_.copy_of(next_);
+    mover_.move(row, to_.out_or_null(copy));
+  }
+
+ private:
+  const DevicePlace& to_;
+  RingWarp<StoreEach>& mover_;
+  int next_ = -1;
+  std::int32_t next_copy_ = -1;
 };
 
 /// Rows that are weighted or dotted: the warp reads them in their stage.
