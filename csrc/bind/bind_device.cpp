@@ -43,6 +43,7 @@ void bind_device(py::module_& m) {
   with_arguments("device_exchange_records", &launch_records);
   with_arguments("device_deliver", &launch_deliver);
   with_arguments("device_collect", &launch_collect);
+  m.def("device_leave", &launch_leave, unlocked, py::arg("world"), py::arg("stream"));
   m.def(
       "device_fault",
       [](const DeviceWorld& world, int hosted) -> std::optional<FaultRecord> {

@@ -192,6 +192,16 @@ __global__ void __launch_bounds__(Crews::kMaxThreads, 1)
   });
 }
 
+/// One warp for each hosted rank.
+__global__ void leave_windows(const __grid_constant__ WindowLayout layout, int first_rank,
+                              char* const* windows, DeviceState* states) {
+  const int hosted = static_cast<int>(blockIdx.x), rank = first_rank + hosted;
+  const Topology& topology = layout.shape.topology;
+  WarpMem mem(windows, topology, rank, states[hosted]);
+  if (!mem.stop_once()) return;
+  for (int to = 0; to < topology.ranks; ++to) mem.post(to, layout.word(Word::stopped, rank), kLeft);
+}
+
 /// Roles of an operation that moves rows, and how large a row is where it passes a ring.
 CrewPlan make_plan(int roles, int max_threads, std::int64_t row_bytes, const int (&movers)[3],
                    const int (&stages)[3]) {
@@ -319,6 +329,13 @@ void launch_collect(const DeviceWorld& world, const std::vector<CollectArgs>& ar
                             : make_plan(roles, CollectCrews::kMaxThreads, 0,
                                         {t.add_movers, t.home_movers, relay_movers}, {0, 0, 0});
   launch_crews<CollectCrews>(world, args, plan, op, seconds, stream);
+}
+
+void launch_leave(const DeviceWorld& world, std::uintptr_t stream) {
+  leave_windows<<<world.hosted, 32, 0, reinterpret_cast<cudaStream_t>(stream)>>>(
+      WindowLayout(world.shape), world.first_rank, reinterpret_cast<char* const*>(world.windows),
+      reinterpret_cast<DeviceState*>(world.states));
+  cuda_check(cudaGetLastError(), "leaving windows");
 }
 
 bool read_report(const DeviceWorld& world, int hosted, FaultRecord& fault) {

@@ -55,6 +55,10 @@ void launch_deliver(const DeviceWorld& world, const std::vector<DeliverArgs>& ar
 void launch_collect(const DeviceWorld& world, const std::vector<CollectArgs>& args, int op, double seconds,
                     std::uintptr_t stream);
 
+/// Tells every peer that nothing more comes from the hosted ranks, behind what the stream holds: whoever waits for one
+/// of them need not wait for its deadline. Ranks that have given up have said so already. Throws as the others do.
+void launch_leave(const DeviceWorld& world, std::uintptr_t stream);
+
 /// Whether the i-th hosted rank has failed, read from memory that the GPU may be writing.
 bool read_report(const DeviceWorld& world, int hosted, FaultRecord& fault);
 

@@ -26,6 +26,7 @@ void launch_deliver(const DeviceWorld&, const std::vector<DeliverArgs>&, int, do
 void launch_collect(const DeviceWorld&, const std::vector<CollectArgs>&, int, double, std::uintptr_t) {
   refuse();
 }
+void launch_leave(const DeviceWorld&, std::uintptr_t) { refuse(); }
 bool read_report(const DeviceWorld&, int, FaultRecord&) { refuse(); }
 
 }  // namespace flexep

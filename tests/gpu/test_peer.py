@@ -6,6 +6,7 @@ ranks and GPUs: `pytest -m multigpu tests/gpu/test_peer.py -k 2on2`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -139,6 +140,33 @@ def test_a_rank_that_does_not_come_is_named_and_a_new_dispatcher_works(pool: Ran
         assert error.seconds == 1.0
         assert works
     assert (pool.size - 1,) in [error.awaited_ranks for error, _ in others]
+
+
+def last_rank_leaves(ctx: RankContext) -> tuple[Exception | None, float]:
+    """What a round came to without the last rank, which has destroyed its dispatcher, and how long it took."""
+    ep = flexep.Dispatcher(
+        ctx.group, num_experts=9, hidden=64, top_k=3, max_tokens=40, backend="deepep", timeout=100.0
+    )
+    one_round(ctx, ep)
+    if ctx.rank == ctx.size - 1:
+        ep.destroy()
+    ctx.group.barrier()
+    began, error = time.monotonic(), None
+    try:
+        if ctx.rank < ctx.size - 1:
+            one_round(ctx, ep)
+    except flexep.FlexEPError as raised:
+        error = raised
+    ctx.group.barrier()
+    ep.destroy()
+    return error, time.monotonic() - began
+
+
+def test_a_rank_that_has_left_is_not_waited_for(pool: RankPool) -> None:
+    for error, seconds in pool.run(last_rank_leaves)[:-1]:
+        assert isinstance(error, flexep.PeerLost), error
+        assert f"waits for rank {pool.size - 1}" in str(error)
+        assert seconds < 50
 
 
 def first_made_in_a_capture(ctx: RankContext) -> Exception | None:

@@ -5,6 +5,7 @@ Over a fake driver and launches that are only written down, so that it runs with
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -45,6 +46,9 @@ class WrittenDown:
     def publish(self, ints: Any, out: Any, op: int, seconds: float) -> None:
         self.launched.append(OPS[op])
 
+    def leave(self) -> None:
+        self.launched.append("leave")
+
     def fault(self) -> Any:
         return self.fault_now
 
@@ -56,6 +60,7 @@ def windows(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(device_window, "DeviceWindows", WrittenDown)
     store = HashStore()
 
@@ -126,7 +131,16 @@ def test_a_closed_window_launches_nothing(windows: list[DeviceWindow]) -> None:
     one.close()
     with pytest.raises(WindowBroken):
         one.publish([torch.zeros(3, dtype=torch.int32)], "dispatch.counts")
-    assert one._windows.launched == []
+    assert one._windows.launched == ["leave"]
+
+
+def test_a_window_that_goes_tells_its_peers_once(windows: list[DeviceWindow]) -> None:
+    told = [one._windows.launched for one in windows]
+    windows[0].close()
+    windows[0].close()
+    windows.pop()
+    gc.collect()
+    assert told == [["leave"], ["leave"]]
 
 
 def test_without_cuda_nothing_is_opened(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,6 +268,10 @@ class DeviceWindows:
         """See HostWindows."""
         _C.device_collect(self._world, [one.native for one in args], op, seconds, self._stream())
 
+    def leave(self) -> None:
+        """Tells peers that nothing more comes from here."""
+        _C.device_leave(self._world, self._stream())
+
     def fault(self) -> Fault | None:
         """A failure that the GPU has reported so far."""
         for hosted in range(self._hosted):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
@@ -12,6 +15,7 @@ from flexep.errors import WindowBroken
 from flexep.group import Group
 from flexep.transport._window import Window, count, number_of, record_bytes_of
 from flexep.transport.collectives import Traffic
+from flexep.transport.gpu_memory import is_capturing
 from flexep.transport.window_memory import WindowMemory, open_windows
 
 
@@ -35,6 +39,9 @@ class DeviceWindow(Window):
         # Whatever stream the first operation is on, it finds zeros.
         torch.cuda.current_stream(group.device).synchronize()
         self._calls: dict[str, tuple[int, int]] = {}  # calls so far, and bytes of a record (0: rows)
+        # Also at interpreter exit, as HostWindow does.
+        told = None if group.is_local else self._windows
+        self._leave = weakref.finalize(self, _leave, told, memory, group.device, os.getpid())
 
     def publish(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
         self._check_board(ints)
@@ -79,6 +86,7 @@ class DeviceWindow(Window):
             raise self._error(fault.status, fault)
 
     def close(self) -> None:
+        self._leave()
         self._memory = None
 
     def _alive(self) -> WindowMemory:
@@ -90,3 +98,13 @@ class DeviceWindow(Window):
         self._alive()
         self.raise_met()
         self._calls[op] = (self._calls.get(op, (0, 0))[0] + 1, record_bytes)
+
+
+def _leave(told: DeviceWindows | None, memory: WindowMemory, device: torch.device, pid: int) -> None:
+    """Tells the peers, if there are any, once the GPU has done what it was told to do."""
+    if told is not None and os.getpid() == pid and not is_capturing():
+        with suppress(RuntimeError):  # a GPU that is lost tells nobody anything
+            torch.cuda.synchronize(device)
+            told.leave()
+            torch.cuda.synchronize(device)
+    memory.close()
