@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flexep.config import WINDOWED
 from flexep.testing.case import Case
 from flexep.testing.check import check_dispatchers
-from flexep.testing.mps import Mps
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
 
-SWITCH = {"FLEXEP_PEER": "1"}
 SMALL = Case(ranks=8, experts=11, hidden=64, top_k=3, tokens=33, seed=3, spread="ragged", alignment=8)
 # Both modes, layouts and directions; more rows than fit, few rows a chunk, tokens without slots, NaN.
 HOW = (
@@ -25,17 +22,6 @@ HOW = (
     {"payload": "nonfinite", "window": "least", "routing": "duplicates"},
     {"hidden": 1024, "tokens": 200, "repeats": 19},
 )
-
-
-@contextmanager
-def peer_pool(ranks: int, gpus: int, timeout: float = 580.0) -> Iterator[RankPool]:
-    """`ranks` processes on `gpus` GPUs, whose windows reach each other; under MPS where several share one."""
-    with ExitStack() as stack:
-        environment = dict(SWITCH)
-        if ranks > gpus:
-            environment |= stack.enter_context(Mps(-(-ranks // gpus))).environment
-        pool = RankPool(ranks, "cuda", timeout, gpus=gpus, environment=environment)
-        yield stack.enter_context(pool)
 
 
 def shaped(ranks: int, domain_size: int | None) -> list[Case]:

@@ -15,10 +15,11 @@ import torch
 
 import flexep
 from flexep.testing.axes import random_cases
+from flexep.testing.mps import PEER, peer_pool
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
 from tests.gpu import rounds
-from tests.gpu.peers import SWITCH, failures, peer_pool, shaped
+from tests.gpu.peers import failures, shaped
 
 PLACES = [
     pytest.param((2, 1), marks=pytest.mark.gpu, id="2on1"),
@@ -70,7 +71,7 @@ def test_contract_of_random_cases(pool: RankPool) -> None:
 
 @pytest.mark.multigpu
 def test_contract_in_a_group_that_nccl_made() -> None:
-    with RankPool(2, "cuda", environment=SWITCH) as pool:
+    with RankPool(2, "cuda", environment=PEER) as pool:
         found = failures(pool, shaped(2, None))
     assert not found, "\n".join(found[:4])
 

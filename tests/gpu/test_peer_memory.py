@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from flexep.errors import Unavailable
+from flexep.testing.mps import PEER
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
 from flexep.transport.gpu_memory import GpuMapping
 from flexep.transport.window_memory import WindowMemory, open_windows
-from tests.gpu.peers import SWITCH
 from tests.transport.held import held
 
 NBYTES = (5 << 20) + 256  # no whole number of 2 MiB
@@ -27,7 +27,7 @@ PLACES = [
 def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     """Without MPS: nobody waits for a peer on the GPU here."""
     ranks, gpus = request.param
-    with RankPool(ranks, "cuda", gpus=gpus, environment=SWITCH) as made:
+    with RankPool(ranks, "cuda", gpus=gpus, environment=PEER) as made:
         yield made
 
 

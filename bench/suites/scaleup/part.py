@@ -27,7 +27,7 @@ from flexep.errors import PeerRefused, Unavailable
 from flexep.testing.axes import random_cases
 from flexep.testing.case import Case
 from flexep.testing.check import check_dispatchers
-from flexep.testing.mps import Mps
+from flexep.testing.mps import peer_pool
 from flexep.testing.pool import RankFailed, RankPool
 from flexep.testing.worker import RankContext
 from flexep.training.config import TrainConfig
@@ -55,14 +55,8 @@ class Place:
     @contextmanager
     def pool(self) -> Iterator[RankPool]:
         """Their processes; several on one GPU under MPS."""
-        if not self.shared:
-            with RankPool(self.ranks, self.device) as pool:
-                yield pool
-            return
-        with Mps(-(-self.ranks // self.gpus)) as mps:
-            environment = {**mps.environment, "FLEXEP_PEER": "1"}
-            with RankPool(self.ranks, self.device, gpus=self.gpus, environment=environment) as pool:
-                yield pool
+        with peer_pool(self.ranks, self.gpus) if self.shared else RankPool(self.ranks, self.device) as pool:
+            yield pool
 
 
 class Clock:
