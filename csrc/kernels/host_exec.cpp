@@ -166,8 +166,14 @@ std::vector<Report> HostWindows::exchange_records(const std::vector<RecordArgs>&
                                                   double seconds) {
   Run run(*this, op, seconds);
   for (std::size_t i = 0; i < args.size(); ++i) {
-    run.add(i, 1, [&records = args[i]](auto& exchange) { take_records(exchange, records, std::memcpy); });
-    run.add(i, 1, [&records = args[i]](auto& exchange) { send_records(exchange, records); });
+    const auto take = [&records = args[i]](auto& exchange) { take_records(exchange, records, std::memcpy); };
+    const auto send = [&records = args[i]](auto& exchange) { send_records(exchange, records); };
+    if (records_fit(layout_, ranks_[i]->rank, args[i])) {
+      run.add(i, 1, [send, take](auto& exchange) { send(exchange), take(exchange); });
+    } else {
+      run.add(i, 1, take);
+      run.add(i, 1, send);
+    }
   }
   return run.finish();
 }

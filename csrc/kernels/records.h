@@ -27,6 +27,15 @@ FLEXEP_HD Range share_bytes(const Lanes& lanes, const Cut& cut, int chunk, std::
   return {16 * pieces.begin, static_cast<int>(bytes < 16 * pieces.end ? bytes : 16 * pieces.end)};
 }
 
+/// Whether all that a rank sends fits into the rings: sending then waits for nothing that this operation frees, and the
+/// lane that sends may take afterwards.
+FLEXEP_HD bool records_fit(const WindowLayout& layout, int me, const RecordArgs& args) {
+  for (int r = 0; r < layout.shape.topology.ranks; ++r)
+    if (r != me && mail_cut(layout).chunks(args.send_splits[r] * args.record_bytes) > layout.shape.slots)
+      return false;
+  return true;
+}
+
 template <class Mem, class Team>
 FLEXEP_HD Status send_records(Exchange<Mem, Team>& exchange, const RecordArgs& args) {
   const WindowLayout& layout = exchange.layout();
