@@ -10,7 +10,7 @@ def take(values: torch.Tensor, index: torch.Tensor, fill: float) -> torch.Tensor
     if values.numel() == 0:
         return torch.full(index.shape, fill, dtype=values.dtype, device=values.device)
     picked = values[index.clamp(min=0).long()]
-    return torch.where(index >= 0, picked, torch.full((), fill, dtype=values.dtype, device=values.device))
+    return torch.where(index >= 0, picked, fill)
 
 
 def take_rows(values_NK: torch.Tensor, index_M: torch.Tensor, fill: float) -> torch.Tensor:

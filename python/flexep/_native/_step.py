@@ -46,6 +46,11 @@ def int32(name: str, tensor: torch.Tensor, dim: int) -> torch.Tensor:
     return tensor.contiguous()
 
 
+def workspace_ints(experts: int, ranks: int, device: torch.device) -> int:
+    """Integers of scratch memory that any step over that many experts and ranks can do with."""
+    return _C.plan_workspace_ints(experts, ranks, device.type == "cuda")
+
+
 def workspace(experts: int, ranks: int, device: torch.device) -> torch.Tensor:
-    """Scratch memory of any step over that many experts and ranks."""
-    return ints(_C.plan_workspace_ints(experts, ranks, device.type == "cuda"), device=device)
+    """The scratch memory itself."""
+    return ints(workspace_ints(experts, ranks, device), device=device)

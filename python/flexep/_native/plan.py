@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from flexep._native._load import _C
-from flexep._native._step import carve, int32, ints, run_step, workspace
+from flexep._native._step import carve, int32, ints, run_step, workspace, workspace_ints
 from flexep._native.operands import INT32_MAX
 from flexep._native.permutation import plan_permutation as plan_permutation
 from flexep._native.table import PlanTable as PlanTable
@@ -104,9 +104,9 @@ def count_slots(
         raise ArgumentError("topk_idx", topk_idx_TK.dtype, "torch.int32 or torch.int64")
     topk_idx_TK, device, (T, K) = topk_idx_TK.contiguous(), topk_idx_TK.device, topk_idx_TK.shape
     E, R = table.num_experts, table.num_ranks
-    # What is published goes first, by itself: the rest is kept until rows are assigned.
-    said, number = ints(HEADER_INTS + E + R + domains, device=device), ints(T, K, device=device)
-    out = Counted(topk_idx_TK, said, number, workspace(E, R, device), domains)
+    lengths = (HEADER_INTS + E + R + domains, T * K, workspace_ints(E, R, device))
+    said, number, place_counts = carve(device, *lengths)
+    out = Counted(topk_idx_TK, said, number, place_counts, domains)
     run_step(
         _C.count_slots,
         device,
@@ -120,7 +120,7 @@ def count_slots(
         said=said,
         number=number,
         masked=masked,
-        workspace=out.place_counts,
+        workspace=place_counts,
     )
     return out
 
@@ -175,9 +175,9 @@ def assign_rows(
     """
     if num_send > INT32_MAX:
         raise ArgumentError("num_send", num_send, f"at most {INT32_MAX} send positions")
-    device, (T, K), D = counted.number.device, counted.number.shape, counted.domains
+    device, (T, K), D = counted.number.device, counted.topk_idx.shape, counted.domains
     E, R = table.num_experts, table.num_ranks
-    slot_row, slot_rank, scratch = carve(device, T * K, T * K, T * K)
+    slot_row, slot_rank, scratch, counting = carve(device, T * K, T * K, T * K, workspace_ints(E, R, device))
     slot_send, send_row, send_rank, send_token, send_counts = carve(
         device, T * K, T * K, T * K, num_send, R + D
     )
@@ -206,7 +206,7 @@ def assign_rows(
         order=order,
         send_counts=send_counts,
         meta=meta,
-        workspace=workspace(E, R, device),
+        workspace=counting,
     )
     return Assigned(
         slot_row.view(T, K), slot_rank.view(T, K), slot_send.view(T, K), send_row.view(T, K), send_rank.view(T, K),

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from flexep._native import rows as native
 from flexep.config import DispatcherConfig
 from flexep.dispatchers._checks import dense
 from flexep.dispatchers.backend import Backend
-from flexep.indexing import take, take_rows
+from flexep.indexing import take_rows
 from flexep.types import Route
 
 Tensors = Sequence[torch.Tensor]
@@ -34,13 +35,13 @@ class Context:
     def slots_from_rows(self, values: torch.Tensor, route: Route) -> torch.Tensor:
         """Per-row values of this call's layout ([rows] or flat [N, K]) -> [P, K] beside the partial rows."""
         if values.dim() == 1:
-            return take(values, route.part_rows, 0.0)
+            return native.take(values, route.part_rows)
         return values if route.part_flat is None else take_rows(values, route.part_flat, 0.0)
 
     def rows_from_slots(self, values: torch.Tensor, route: Route) -> torch.Tensor:
         """[P, K] -> per-row values of this call's layout."""
         if not self.flat:
-            return take(values.flatten(), route.row_src, 0.0)
+            return native.take(values, route.row_src)
         return values if route.flat_part is None else take_rows(values, route.flat_part, 0.0)
 
 
@@ -152,5 +153,5 @@ def _each(
 
 def _flat_slots(dots: torch.Tensor, route: Route) -> torch.Tensor:
     """Per expert-major row -> per (flat row, slot)."""
-    slots = take(dots, route.part_rows, 0.0)
+    slots = native.take(dots, route.part_rows)
     return slots if route.flat_part is None else take_rows(slots, route.flat_part, 0.0)
