@@ -134,7 +134,8 @@ def resolve(counts_RE: torch.Tensor, table: PlanTable, alignment: int, capacity_
     if alignment < 1:
         raise ArgumentError("alignment", alignment, "at least 1")
     device, E, R = counts_RE.device, table.num_experts, table.num_ranks
-    rows, base, start, kept, padded, dropped, cut = carve(device, 2 * R, R * E, E, E, E, E, R)
+    rows, base, start, cut = carve(device, 2 * R, R * E, E, R)
+    kept, padded, dropped = carve(device, E, E, E)  # which handles keep
     out = Resolved(rows.view(torch.int64), base.view(R, E), start, kept, padded, dropped, cut)
     run_step(
         _C.resolve_rows,

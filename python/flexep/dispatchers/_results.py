@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from flexep.config import DispatcherConfig
 from flexep.dispatchers.backend import Planned
 from flexep.indexing import take_rows
 from flexep.types import HANDLE_VERSION, DispatchResult, Handle
 
 
-def make_handle(
-    planned: Planned, places: slice, config: DispatcherConfig, dispatcher_id: str, rank: int
-) -> Handle:
+def make_handle(planned: Planned, places: slice, dispatcher_id: str, rank: int) -> Handle:
     """The handle of one rank, whose experts are at `places`."""
     route, rows = planned.route, planned.resolved
-    here = torch.stack([rows.kept_E[places], rows.padded_E[places], rows.dropped_E[places]])
-    counts, padded_counts, dropped = here.unbind()
     recv_rows = route.part_rows
     if route.flat_part is not None:
         recv_rows = take_rows(recv_rows, route.flat_part, -1)
@@ -24,9 +19,9 @@ def make_handle(
         version=HANDLE_VERSION,
         dispatcher_id=dispatcher_id,
         rank=rank,
-        counts=counts,
-        padded_counts=padded_counts,
-        dropped=dropped,
+        counts=rows.kept_E[places],  # nobody else's: places are of one rank
+        padded_counts=rows.padded_E[places],
+        dropped=rows.dropped_E[places],
         recv_rows=recv_rows,
         route=route,
     )

@@ -285,7 +285,7 @@ class Dispatcher:
         if self.config.capacity_rows is not None and self.config.overflow == "error":
             self._dropped = planned[0].resolved.dropped_E.sum()
         handles = [
-            make_handle(p, self.table.places(rank), self.config, self._id, rank)
+            make_handle(p, self.table.places(rank), self._id, rank)
             for rank, p in zip(self.group.hosted, planned, strict=True)
         ]
         arrived = [p.weights for p in planned if p.weights is not None]
