@@ -89,10 +89,11 @@ class HostWindow(Window):
 
     def _own_rows(self, arrivals: Sequence[native.Arrivals], row_bytes: Sequence[int]) -> list[int]:
         """Bytes of the rows that each hosted rank gets from itself."""
-        return [
-            int(one.base[rank + 1] - one.base[rank]) * nbytes
-            for one, rank, nbytes in zip(arrivals, self.group.hosted, row_bytes, strict=True)
-        ]
+        own = []
+        for one, rank, nbytes in zip(arrivals, self.group.hosted, row_bytes, strict=True):
+            first, end = one.base[rank : rank + 2].tolist()
+            own.append((end - first) * nbytes)
+        return own
 
     def _run(
         self,
