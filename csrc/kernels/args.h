@@ -47,11 +47,12 @@ struct CollectArgs {
   const float* part_weights;      // [received, top_k] or null
   Arrivals arrivals;
   Relayed relayed;
-  const std::int32_t* home_rank;  // [T, top_k] ranks that send a partial sum of the token, ascending, then -1;
-                                  // over domains any rank of each that does
-  int nest;                       // ranks that are added first and rounded, by domain; 0: none
-  void* z;                        // [T, hidden]
-  DType dtype, wire, out_dtype;   // of y, of partial sums as they travel, of z
+  const std::int32_t*
+      home_rank;                 // [T, top_k] ranks that send a partial sum of the token, ascending, then -1;
+                                 // over domains any rank of each that does
+  int nest;                      // ranks that are added first and rounded, by domain; 0: none
+  void* z;                       // [T, hidden]
+  DType dtype, wire, out_dtype;  // of y, of partial sums as they travel, of z
   std::int64_t hidden;
 };
 
