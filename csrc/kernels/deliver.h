@@ -3,8 +3,8 @@
 // Every source offers chunk after chunk of its rows in its own window; the ranks of its domain read them there. For
 // other domains the relay on its rail reads a row once and offers it again inside its domain.
 //
-// `Row` (host_rows.h, or a kernel's) says what is done with a row: place(j, row, next) at received row j. Rows of `out` that no
-// row comes to are the caller's to clear.
+// `Row` (host_rows.h, or a kernel's) says what is done with a row: place(j, row, next) at received row j. Rows of `out`
+// that no row comes to are the caller's to clear.
 #pragma once
 #include "kernels/args.h"
 #include "kernels/chunks.h"

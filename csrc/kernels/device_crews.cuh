@@ -104,7 +104,7 @@ struct DeliverCrews {
     const auto work = [&](auto& crew, auto&) {
       if (crews.role() != kOffer) return void(relay_rows(crew, args));
       offer_rows(crew, args);
-      // Movers that have offered all have time for the rows that nothing fills.
+      crew.finish();  // all is offered before anybody has time for the rows that nothing fills
       crew.only_move(
           [&](auto&, const auto&) { to.pad(crews.share_of({0, static_cast<int>(args.num_rows)})); });
     };

@@ -4,12 +4,14 @@
 //   load(from, n)   global memory, a peer's too -> that stage, asynchronous
 //   wait()          the oldest loaded stage is full, so what it was loaded from has been read; its address
 //   store(to, n)    that stage -> global memory, a peer's too, asynchronous; wait and store come in pairs
-//   store_each(to, n)   the same to a place for each lane, null for none; skip(): to no place, once the warp has read it
+//   store_each(to, n)   the same to a place for each lane, null for none
+//   skip()          the same to no place, once the warp has read the stage
 //   drain(n)        all stores but the youngest n are in place; Mem::drain of proto/exchange.h is drain(0)
 //   abandon()       the way out when a wait failed: nothing is in flight any more
 //
-// All lanes of the warp call together; lane 0 issues loads, every lane its own stores. Loads may run ahead of stores: up to `stages` rows are held, and
-// the other stages are being stored meanwhile. No wait here has a deadline: a copy that was issued ends.
+// All lanes of the warp call together; lane 0 issues loads, every lane its own stores. Loads may run ahead of stores: up to
+// `stages` rows are held, and the other stages are being stored meanwhile. No wait here has a deadline: a copy that was
+// issued ends.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -106,7 +106,8 @@ struct AssignRows {
     }
     const auto write = [this](int t, int first, int position) {
       const int64_t at = static_cast<int64_t>(t) * order.top_k;
-      records.write(position, t, slot_rank + at, first, order.unit, slot_row + at, weights + at);
+      records.write(position, t, slot_rank + at, first, order.unit, slot_row + at,
+                    weights ? weights + at : nullptr);
     };
     order.place(team, block_owners(team.blocks()), shared, ranks(), write,
                 [this](int64_t position) { records.clear(position); });

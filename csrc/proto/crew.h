@@ -93,7 +93,8 @@ class SplitCrew {
   FLEXEP_HD Status only_wait(const Wait& wait) {
     return actor_ == Actor::waiter ? wait(exchange_) : Status::arrived;
   }
-  /// Last call of every lane, however the role ended: nothing is in flight any more.
+  /// Nothing is in flight any more, and the poster may say so. The last call of every lane, however the role ended, and
+  /// one before anything long that belongs to no step.
   FLEXEP_HD void finish() {
     if (actor_ == Actor::mover) settle();
   }

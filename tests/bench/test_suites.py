@@ -18,7 +18,7 @@ from bench.suites.scaleup.boxes import Outcome
 from bench.suites.scaleup.report import in_words, tables
 from flexep.benchmark.case import BenchCase
 from flexep.errors import Unavailable
-from flexep.testing import mps
+from flexep.testing import pool as pools
 from flexep.testing.pool import RankPool
 from tests.bench import plants
 from tests.bench.test_no_cliffs import Machine
@@ -144,8 +144,8 @@ def test_eight_ranks_on_two_gpus_are_clients_of_a_daemon(monkeypatch: pytest.Mon
         def __init__(self, ranks_a_gpu: int) -> None:
             self.environment = {"RANKS_A_GPU": str(ranks_a_gpu)}
 
-    monkeypatch.setattr(mps, "Mps", Daemon)
-    monkeypatch.setattr(mps, "RankPool", lambda *args, **how: asked.append((args, how)) or Nothing())
+    monkeypatch.setattr(pools, "Mps", Daemon)
+    monkeypatch.setattr(pools, "RankPool", lambda *args, **how: asked.append((args, how)) or Nothing())
     with part.Place("cuda", 8, 2).pool():
         pass
     ((args, how),) = asked

@@ -58,8 +58,10 @@ NO_MORE = "progress_.granted() == kNoMore"
 
 STEP_OF = "step_of_.get(over_ % kTags) - 1"
 
+SLOT_OF_LANE = "layout.mail_slot(me, chunk) + mine.begin"
+
 EXCHANGE, BARRIER, RELAY, CREW = "proto/exchange.h", "proto/barrier.h", "proto/relay.h", "proto/crew.h"
-RING = "mem/ring_mover.h"
+RING, RECORDS = "mem/ring_mover.h", "kernels/records.h"
 WAIT, WINDOW, TOPOLOGY = "proto/wait.h", "proto/window.h", "proto/topology.h"
 
 PULLED, SUM, BOARD, RECORD = "a pulled row differs", "a sum differs", "a board differs", "a record differs"
@@ -132,6 +134,17 @@ PLANTS = [
         "i > 0 ? Status::arrived : exchange.claim(to, out(i), chunk)",
         "pull relay",
         PULLED,
+    ),
+    Plant(
+        "a ring's last piece as long as the others", RING, "left < most ? left : most", "most", "pull", PULLED
+    ),
+    Plant(
+        "every lane's records in one place",
+        RECORDS,
+        SLOT_OF_LANE,
+        "layout.mail_slot(me, chunk)",
+        "records",
+        RECORD,
     ),
     Plant("abort ignored", WAIT, GAVE_UP, "false", "one never comes", NO_END),
     Plant(

@@ -15,8 +15,7 @@ import torch
 
 import flexep
 from flexep.testing.axes import random_cases
-from flexep.testing.mps import PEER, peer_pool
-from flexep.testing.pool import RankPool
+from flexep.testing.pool import PEER, RankPool, peer_pool
 from flexep.testing.worker import RankContext
 from tests.gpu import rounds
 from tests.gpu.peers import failures, shaped

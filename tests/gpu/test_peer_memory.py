@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from flexep.errors import Unavailable
-from flexep.testing.mps import PEER
-from flexep.testing.pool import RankPool
+from flexep.testing.pool import PEER, RankPool
 from flexep.testing.worker import RankContext
 from flexep.transport.gpu_memory import GpuMapping
 from flexep.transport.window_memory import WindowMemory, open_windows

@@ -217,8 +217,8 @@ def test_without_fabric_handles_other_hosts_are_named_with_the_reason(pool: Rank
 def exchanges(ctx: RankContext) -> tuple[list[str], tuple[int, int, int]]:
     """What one-sided dispatchers of CPU ranks get wrong when their windows lie in such memory; what stays of it."""
 
-    def open_in_gpus(group: Group, nbytes: int, timeout: float) -> WindowMemory:
-        return open_windows(reached_by("peer", group), nbytes, timeout)
+    def open_in_gpus(group: Group, nbytes: int, timeout: float, layout: str) -> WindowMemory:
+        return open_windows(reached_by("peer", group), nbytes, timeout, layout)
 
     case = Case(R, 7, 64, 3, 33, spread="ragged", capacity="one_over", window="tenth", cached=1)
     with mock.patch.object(host_window, "open_windows", open_in_gpus):

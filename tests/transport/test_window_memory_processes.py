@@ -9,7 +9,7 @@ import ctypes
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -119,17 +119,27 @@ def test_opening_and_closing_leaks_nothing(pool: RankPool, transport: str) -> No
         assert fresh
 
 
-def opens(ctx: RankContext, transport: str, nbytes: list[int]) -> tuple[Exception | None, int, int]:
+def opens(
+    ctx: RankContext, transport: str, nbytes: list[int], layouts: Sequence[str] = ("",) * R
+) -> tuple[Exception | None, int, int]:
     """The error; descriptors gained; windows still mapped."""
     group = reached_by(transport, ctx.group)
     ctx.group.barrier(TIMEOUT)
     before = held().descriptors
-    error = caught(lambda: open_windows(group, nbytes[ctx.rank], TIMEOUT))
+    error = caught(lambda: open_windows(group, nbytes[ctx.rank], TIMEOUT, layouts[ctx.rank]))
     return error, held().descriptors - before, window_mappings()
 
 
 def works(pool: RankPool, transport: str = "shm") -> bool:
     return [error for error, *_ in pool.run(opens, transport, [NBYTES] * R)] == [None] * R
+
+
+@both
+def test_layouts_that_differ_are_named_on_every_rank(pool: RankPool, transport: str) -> None:
+    for error, descriptors, mapped in pool.run(opens, transport, [NBYTES] * R, ["two", "two", "three"]):
+        assert isinstance(error, CollectiveMismatch)
+        assert error.differences == {"layout": {"two": [0, 1], "three": [2]}}
+        assert (descriptors, mapped) == (0, 0)
 
 
 @both

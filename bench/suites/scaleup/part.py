@@ -27,8 +27,7 @@ from flexep.errors import PeerRefused, Unavailable
 from flexep.testing.axes import random_cases
 from flexep.testing.case import Case
 from flexep.testing.check import check_dispatchers
-from flexep.testing.mps import peer_pool
-from flexep.testing.pool import RankFailed, RankPool
+from flexep.testing.pool import RankFailed, RankPool, peer_pool
 from flexep.testing.worker import RankContext
 from flexep.training.config import TrainConfig
 from flexep.training.loop import TrainReport, train

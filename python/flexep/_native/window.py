@@ -7,7 +7,7 @@ when the rank's own part is done. The GIL is released while they run.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -245,7 +245,7 @@ class DeviceWindows:
         self, ints: Sequence[torch.Tensor], all_ints: Sequence[torch.Tensor], op: int, seconds: float
     ) -> None:
         """See HostWindows."""
-        _C.device_publish(self._world, _publish_args(ints, all_ints), op, seconds, self._stream())
+        self._enqueue(_C.device_publish, _publish_args(ints, all_ints), op, seconds)
 
     def exchange_records(
         self,
@@ -258,19 +258,19 @@ class DeviceWindows:
     ) -> None:
         """See HostWindows; splits are on the GPU."""
         args = _record_args(sends, send_splits, recvs, recv_splits)
-        _C.device_exchange_records(self._world, args, op, seconds, self._stream())
+        self._enqueue(_C.device_exchange_records, args, op, seconds)
 
     def deliver(self, args: Sequence[Deliver], op: int, seconds: float) -> None:
         """See HostWindows."""
-        _C.device_deliver(self._world, [one.native for one in args], op, seconds, self._stream())
+        self._enqueue(_C.device_deliver, [one.native for one in args], op, seconds)
 
     def collect(self, args: Sequence[Collect], op: int, seconds: float) -> None:
         """See HostWindows."""
-        _C.device_collect(self._world, [one.native for one in args], op, seconds, self._stream())
+        self._enqueue(_C.device_collect, [one.native for one in args], op, seconds)
 
     def leave(self) -> None:
         """Tells peers that nothing more comes from here."""
-        _C.device_leave(self._world, self._stream())
+        self._enqueue(_C.device_leave)
 
     def fault(self) -> Fault | None:
         """A failure that the GPU has reported so far."""
@@ -280,8 +280,10 @@ class DeviceWindows:
                 return fault
         return None
 
-    def _stream(self) -> int:
-        return torch.cuda.current_stream(self._device).cuda_stream
+    def _enqueue(self, launch: Callable[..., None], *args: object) -> None:
+        """On the current stream of the windows' GPU, whichever GPU is current."""
+        with torch.cuda.device(self._device):
+            launch(self._world, *args, torch.cuda.current_stream(self._device).cuda_stream)
 
 
 def _publish_args(ints: Sequence[torch.Tensor], all_ints: Sequence[torch.Tensor]) -> list[_C.PublishArgs]:

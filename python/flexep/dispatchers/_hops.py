@@ -45,7 +45,7 @@ def exchange_records(
 def deliver_slots(window: Window, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
     """fp32 [T, K] of each hosted rank -> [N, K] beside its received rows; other ranks' slots carry anything."""
     hops, K = [_hops(route) for route in routes], values[0].shape[1]
-    sends = [take_rows(v, _sent(route), 0.0) for v, route in zip(values, routes, strict=True)]
+    sends = [take_rows(v, sent_tokens(route), 0.0) for v, route in zip(values, routes, strict=True)]
     relayed = [v.new_empty((h.relay_record.shape[0], K)) for v, h in zip(values, hops, strict=True)]
     window.exchange_records(
         sends, [h.rail_out for h in hops], relayed, [h.rail_in for h in hops], _rail_op(op)
@@ -64,7 +64,7 @@ def collect_slots(window: Window, routes: Sequence[Route], values: Tensors, op: 
     back = [v.new_empty((h.member_item.shape[0], K)) for v, h in zip(values, hops, strict=True)]
     window.exchange_records(sends, [h.member_in for h in hops], back, [h.member_out for h in hops], op)
     merged = [merge(v, h.relay_record) for v, h in zip(back, hops, strict=True)]
-    home = [v.new_empty((_sent(route).shape[0], K)) for v, route in zip(values, routes, strict=True)]
+    home = [v.new_empty((sent_tokens(route).shape[0], K)) for v, route in zip(values, routes, strict=True)]
     window.exchange_records(merged, [h.rail_in for h in hops], home, [h.rail_out for h in hops], _rail_op(op))
     return home
 
@@ -106,6 +106,7 @@ def _hops(route: Route) -> Hops:
     return route.one_sided.hops
 
 
-def _sent(route: Route) -> torch.Tensor:
+def sent_tokens(route: Route) -> torch.Tensor:
+    """int32 [sent]: the token of every row that this rank sends."""
     assert route.send_token is not None
     return route.send_token

@@ -40,8 +40,8 @@ def num_slices(config: DispatcherConfig, group: Group) -> int:
     `config.num_sms`, or 24 for flat rows and 64 where they are expanded; fewer where the GPU or the tokens do not
     allow it. The ranks of a local group share one GPU, and all their CTAs must be there at once.
     """
-    if group.device.type != "cuda" or not moves_by_crews(group):
-        return 1
+    if group.device.type != "cuda" or not torch.cuda.is_available() or not moves_by_crews(group):
+        return 1  # without a GPU there will be no window either: opening says so on every rank
     here = torch.cuda.get_device_properties(group.device).multi_processor_count // len(group.hosted)
     wanted = DEFAULT_SMS[config.layout] if config.num_sms is None else config.num_sms
     return max(1, min(wanted, here, MAX_DEVICE_SLICES, config.max_tokens))
@@ -68,7 +68,7 @@ def window_shape(config: DispatcherConfig, hop_size: int, slices: int = 1) -> Wi
     of_slice = math.ceil(config.max_tokens / slices)
     least = max(1, math.ceil(of_slice / MAX_CHUNKS))
     tokens = [
-        min(budget // 2 // (slices * slots * line), max(1, of_slice), max(1, rings.chunk_bytes // row))
+        min(budget // 2 // (slices * slots * line), max(1, of_slice), max(least, rings.chunk_bytes // row))
         for line, row in ((pull_line, pull_row), (push_line, push_row))
     ]
     if config.window_bytes is None:

@@ -207,7 +207,9 @@ class OneSidedBackend(Backend):
         if self._has_relays:
             arrived = hops.deliver_slots(self.window, routes, values, op)
         else:
-            sends = [take_rows(v, _sent(route), 0.0) for v, route in zip(values, routes, strict=True)]
+            sends = [
+                take_rows(v, hops.sent_tokens(route), 0.0) for v, route in zip(values, routes, strict=True)
+            ]
             arrived = [v.new_zeros((r.num_flat, v.shape[1])) for v, r in zip(values, routes, strict=True)]
             peers = [_one_sided(route) for route in routes]
             self.window.exchange_records(
@@ -220,7 +222,8 @@ class OneSidedBackend(Backend):
             return slots_at_home(hops.collect_slots(self.window, routes, values, op), routes)
         peers = [_one_sided(route) for route in routes]
         back = [
-            v.new_empty((_sent(route).shape[0], v.shape[1])) for v, route in zip(values, routes, strict=True)
+            v.new_empty((hops.sent_tokens(route).shape[0], v.shape[1]))
+            for v, route in zip(values, routes, strict=True)
         ]
         sends = [v.contiguous() for v in values]
         self.window.exchange_records(sends, [p.recv_R for p in peers], back, [p.send_R for p in peers], op)
@@ -290,8 +293,3 @@ def _relayed(route: Route) -> RelayedRows | None:
     if peers.relay_token is None or peers.relay_base is None or peers.relay_members is None:
         return None
     return RelayedRows(peers.relay_token, peers.relay_base, peers.relay_members)
-
-
-def _sent(route: Route) -> torch.Tensor:
-    assert route.send_token is not None
-    return route.send_token

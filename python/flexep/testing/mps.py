@@ -9,30 +9,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from types import TracebackType
 
 from flexep.errors import Unavailable
-from flexep.testing.pool import RankPool
 
 CONTROL = "nvidia-cuda-mps-control"
-PEER = {"FLEXEP_PEER": "1"}  # in the environment of ranks whose GPUs shall reach each other's memory
 SECONDS = 60.0
-
-
-@contextmanager
-def peer_pool(ranks: int, gpus: int, timeout: float = 580.0) -> Iterator[RankPool]:
-    """`ranks` processes on `gpus` GPUs whose windows reach each other, under MPS where several share one.
-
-    Raises Unavailable where they do and MPS does not start.
-    """
-    with ExitStack() as stack:
-        environment = dict(PEER)
-        if ranks > gpus:
-            environment |= stack.enter_context(Mps(-(-ranks // gpus))).environment
-        pool = RankPool(ranks, "cuda", timeout, gpus=gpus, environment=environment)
-        yield stack.enter_context(pool)
 
 
 class Mps:

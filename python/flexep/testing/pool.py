@@ -8,15 +8,19 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from flexep.errors import FlexEPError
+from flexep.testing.mps import Mps
 from flexep.testing.worker import RankStart, die_with_parent, run_rank, start_rank, stop_rank
 
 GRACE_SECONDS = 10.0  # how long the other ranks may take to end once one has failed
+
+PEER = {"FLEXEP_PEER": "1"}  # in the environment of ranks whose GPUs shall reach each other's memory
 
 
 class RankFailed(FlexEPError):
@@ -146,3 +150,17 @@ class RankPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def peer_pool(ranks: int, gpus: int, timeout: float = 580.0) -> Iterator[RankPool]:
+    """`ranks` processes on `gpus` GPUs whose windows reach each other, under MPS where several share one.
+
+    Raises Unavailable where they do and MPS does not start.
+    """
+    with ExitStack() as stack:
+        environment = dict(PEER)
+        if ranks > gpus:
+            environment |= stack.enter_context(Mps(-(-ranks // gpus))).environment
+        pool = RankPool(ranks, "cuda", timeout, gpus=gpus, environment=environment)
+        yield stack.enter_context(pool)

@@ -83,9 +83,10 @@ def check_size(nbytes: int) -> None:
 class Opening:
     """One opening. What it holds is let go of by `close`, except what `run` returned."""
 
-    def __init__(self, group: Group, reserver: Reserver, timeout: float) -> None:
+    def __init__(self, group: Group, reserver: Reserver, layout: str, timeout: float) -> None:
         self._group = group
         self._reserver = reserver
+        self._layout = layout
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
         self._mailbox: Mailbox | None = None
@@ -95,7 +96,7 @@ class Opening:
     def run(self) -> list[Mapped]:
         """Every rank's window. Raises as `open_windows` does."""
         hellos = self._together(self._introduce)
-        _check_sizes(hellos)
+        _check_alike(hellos)
         self._reserver.check(hellos, out_of_reach([hello["host"] for hello in hellos], self._group.rank))
         handles = self._together(self._reserve)
         self._together(lambda: self._map_peers(hellos, handles))
@@ -146,6 +147,7 @@ class Opening:
         return {
             **hello,
             "nbytes": self._reserver.nbytes,
+            "layout": self._layout,
             "host": host_identity(),
             "name": address.name.hex(),
             "token": address.token.hex(),
@@ -203,9 +205,11 @@ def out_of_reach(identities: Sequence[Sequence[str]], rank: int) -> str:
     return ", ".join(where)
 
 
-def _check_sizes(hellos: Sequence[Hello]) -> None:
-    by_size: dict[str, list[int]] = defaultdict(list)
-    for rank, hello in enumerate(hellos):
-        by_size[str(hello["nbytes"])].append(rank)
-    if len(by_size) > 1:
-        raise CollectiveMismatch(OPEN, {"nbytes": dict(by_size)})
+def _check_alike(hellos: Sequence[Hello]) -> None:
+    """Sizes, and layouts too: windows of one size can be cut up in several ways."""
+    for field in ("nbytes", "layout"):
+        by_value: dict[str, list[int]] = defaultdict(list)
+        for rank, hello in enumerate(hellos):
+            by_value[str(hello[field])].append(rank)
+        if len(by_value) > 1:
+            raise CollectiveMismatch(OPEN, {field: dict(by_value)})

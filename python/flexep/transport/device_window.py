@@ -31,7 +31,7 @@ class DeviceWindow(Window):
 
     def __init__(self, group: Group, shape: WindowShape, timeout: float) -> None:
         super().__init__(group, shape, timeout)
-        memory = open_windows(group, shape.nbytes, timeout)
+        memory = open_windows(group, shape.nbytes, timeout, str(shape))
         self._memory: WindowMemory | None = memory
         self._windows = DeviceWindows(
             shape, memory.addresses, group.hosted, moves_by_crews(group), group.device
@@ -101,10 +101,11 @@ class DeviceWindow(Window):
 
 
 def _leave(told: DeviceWindows | None, memory: WindowMemory, device: torch.device, pid: int) -> None:
-    """Tells the peers, if there are any, once the GPU has done what it was told to do."""
-    if told is not None and os.getpid() == pid and not is_capturing():
+    """Waits for the GPU, whatever streams it was used on, and tells the peers, if there are any."""
+    if os.getpid() == pid and not is_capturing():
         with suppress(RuntimeError):  # a GPU that is lost tells nobody anything
             torch.cuda.synchronize(device)
-            told.leave()
-            torch.cuda.synchronize(device)
+            if told is not None:
+                told.leave()
+                torch.cuda.synchronize(device)
     memory.close()

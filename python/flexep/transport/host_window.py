@@ -25,7 +25,7 @@ class HostWindow(Window):
     def __init__(self, group: Group, shape: WindowShape, timeout: float) -> None:
         super().__init__(group, shape, timeout)
         self._traffic: dict[str, Traffic] = defaultdict(Traffic)
-        memory = open_windows(group, shape.nbytes, timeout)
+        memory = open_windows(group, shape.nbytes, timeout, str(shape))
         self._memory: WindowMemory | None = memory
         self._windows = HostWindows(shape, memory.addresses, group.hosted)
         # Also at interpreter exit: peers then need not wait for the deadline. Holds the memory until it has run.

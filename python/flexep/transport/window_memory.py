@@ -55,12 +55,13 @@ class WindowMemory:
         self.addresses = ()
 
 
-def open_windows(group: Group, nbytes: int, timeout: float) -> WindowMemory:
-    """A window of `nbytes` zeroed bytes for every rank. Collective; ends within `timeout` seconds.
+def open_windows(group: Group, nbytes: int, timeout: float, layout: str = "") -> WindowMemory:
+    """A window of `nbytes` zeroed bytes for every rank. Collective; ends within `timeout` seconds. `layout` says how
+    they are cut up, in words that must be every rank's.
 
     Raises on every rank, leaving nothing behind:
         Unavailable: ranks that windows cannot reach, too little memory, a CUDA graph that is being captured.
-        PeerRefused: another rank could not reserve or map. CollectiveMismatch: ranks passed different sizes.
+        PeerRefused: another rank could not reserve or map. CollectiveMismatch: ranks passed other sizes or layouts.
         Timeout, PeerLost: a rank did not come along.
     """
     if group.is_local:
@@ -71,7 +72,7 @@ def open_windows(group: Group, nbytes: int, timeout: float) -> WindowMemory:
         reserver = PeerReserver(nbytes, group.size, group.device)
     else:
         reserver = SharedReserver(nbytes, group.size)
-    opening = Opening(group, reserver, timeout)
+    opening = Opening(group, reserver, layout, timeout)
     try:
         return WindowMemory(reserver.name, nbytes, [(mapping, 0) for mapping in opening.run()])
     finally:
@@ -101,7 +102,7 @@ def _open_on_gpu(group: Group, nbytes: int) -> WindowMemory:
 
 
 class _TensorMapping:
-    """A tensor's memory, which its allocator takes back when the streams that use it have passed."""
+    """A tensor's memory. Its allocator may hand it on once the last view is gone: the owner waits for the GPU first."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor

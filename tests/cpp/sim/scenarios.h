@@ -220,7 +220,7 @@ class Roles {
   /// Rows that live in the window are written there before the operation, and are the caller's again after it.
   template <class Crew>
   Status offer(Crew& crew, const DeliverArgs& args) {
-    static constexpr Row kOther{~0u, ~0u, ~0u, ~0u};
+    static constexpr Row kOther{~0u, ~0u, ~0u, ~0u, ~0u};
     const int me = exchange_.rank(), rows = args.registered[me] ? args.tokens_of[me] : 0;
     const WindowLayout& layout = crew.layout();
     const Cut cut = pull_cut(layout);  // each slice's own rows

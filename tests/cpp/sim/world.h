@@ -43,7 +43,7 @@ constexpr Scenario kScenarios[] = {
     {"one runs something else", Kind::any, 0, Fate::one_differs},
 };
 
-constexpr int kRowWords = 4, kRowBytes = 16, kRecordBytes = 8, kMostInts = 3, kMostTokens = 5;
+constexpr int kRowWords = 5, kRowBytes = 20, kRecordBytes = 8, kMostInts = 3, kMostTokens = 5;
 constexpr double kForever = std::numeric_limits<double>::infinity();
 using Row = std::array<std::uint32_t, kRowWords>;
 
@@ -70,7 +70,8 @@ class World {
     const int R = topology().ranks;
     split = pick(2, 'x') == 1;
     rings = pick(2, 'y') == 1;
-    stages = 1 + pick(4, 'z'), stage_bytes = kRowBytes >> pick(3, 'b');
+    constexpr int kStageBytes[] = {kRowBytes, 12, 8, 4};
+    stages = 1 + pick(4, 'z'), stage_bytes = kStageBytes[pick(4, 'b')];
     lanes = split ? 3 + pick(2, 'l') : 1 + pick(4, 'l');
     if (R > 3 && lanes == 4) lanes = split ? 3 : 2;
     // What can fail is followed by two barriers, so that every rank comes to wait for the one that is missing.
@@ -157,7 +158,7 @@ class World {
     shape.pull_tokens = 1 + pick(2, 't');
     shape.push_tokens = 1 + pick(2, 'u');
     shape.pull_row_bytes = shape.push_row_bytes = kRowBytes;
-    shape.mail_bytes = 2 * kRecordBytes;
+    shape.mail_bytes = (2 + 4 * pick(2, 'm')) * kRecordBytes;  // a piece that lanes share, or three
     shape.board_ints = kMostInts;
     shape.registered_rows = kMostTokens;
     return shape;

@@ -1,0 +1,103 @@
+"""How windows are cut up: slices, slots and chunks within a budget."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import flexep
+from flexep.config import DispatcherConfig
+from flexep.dispatchers import _window_shape
+from flexep.dispatchers._window_shape import num_slices, window_shape
+
+ROW = 2 * 512  # bytes
+
+
+def config(**changed: object) -> DispatcherConfig:
+    default = {
+        "num_ranks": 2, "num_experts": 8, "hidden": 512, "top_k": 2, "max_tokens": 4096, "backend": "deepep",
+        "dtype": torch.bfloat16, "wire": None, "combine_wire": None, "domain_size": None, "layout": "flat",
+        "alignment": 1, "capacity": None, "overflow": "error", "num_sms": None, "timeout": 1.0, "placement": None,
+        "reduction": "ordered",
+    }  # fmt: skip
+    return DispatcherConfig(**{**default, **changed})
+
+
+def on_gpus(hosted: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        device=torch.device("cuda", 0), hosted=range(hosted), is_local=hosted > 1, size=hosted
+    )
+
+
+@pytest.mark.parametrize(
+    ("hosted", "changed", "slices"),
+    [
+        (1, {}, 24),
+        (1, {"layout": "expert_major"}, 64),
+        (1, {"num_sms": 7}, 7),
+        (1, {"num_sms": 500}, 128),  # what a window may have
+        (1, {"max_tokens": 5}, 5),
+        (1, {"max_tokens": 0}, 1),
+        (8, {"layout": "expert_major"}, 16),  # 132 multiprocessors for all of them
+        (72, {}, 1),
+        (128, {}, 1),
+    ],
+)
+def test_a_rank_takes_no_more_multiprocessors_than_there_are(
+    hosted: int, changed: dict[str, object], slices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXEP_PEER", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132)
+    )
+    assert num_slices(config(**changed), on_gpus(hosted)) == slices
+
+
+def test_what_has_no_crews_is_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert num_slices(config(), flexep.Group.local(3)) == 1
+    monkeypatch.setenv("FLEXEP_PEER", "0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert num_slices(config(), on_gpus(8)) == 1
+    monkeypatch.setenv("FLEXEP_PEER", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert num_slices(config(), on_gpus(8)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "wanted", "cut"),
+    [
+        # (slices, slots, pull_tokens, push_tokens)
+        ({}, 1, (1, 2, 512, 512)),
+        ({}, 24, (24, 4, 171, 171)),
+        ({"hidden": 7168}, 24, (24, 4, 18, 18)),
+        ({"window_bytes": 2 * 2 * 24 * 4 * ROW}, 24, (24, 4, 2, 1)),
+        ({"window_bytes": 2 * 2 * 24 * 4 * ROW - 1}, 24, (24, 2, 3, 1)),
+        ({"window_bytes": 2 * 2 * 24 * ROW}, 24, (12, 2, 2, 1)),
+        ({"window_bytes": 2 * 2 * 2 * ROW}, 24, (1, 2, 2, 1)),
+        ({"max_tokens": 5}, 3, (3, 4, 2, 2)),
+    ],
+)
+def test_a_budget_too_small_for_the_slices_makes_them_fewer(
+    changed: dict[str, object], wanted: int, cut: tuple[int, int, int, int]
+) -> None:
+    made = config(**changed)
+    shape = window_shape(made, 2, wanted)
+    assert (shape.slices, shape.slots, shape.pull_tokens, shape.push_tokens) == cut
+    if made.window_bytes is not None:
+        assert shape.slices * shape.slots * shape.pull_tokens * ROW <= made.window_bytes // 2
+        assert 2 * shape.slices * shape.slots * shape.push_tokens * ROW <= made.window_bytes // 2
+
+
+def test_many_tokens_are_cut_into_no_more_chunks_than_a_signal_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_window_shape, "MAX_CHUNKS", 100)
+    shape = window_shape(config(hidden=2**20, max_tokens=1000), 2, 1)
+    assert shape.pull_tokens == shape.push_tokens == 10
+    least = 2 * 10 * 2 * 2 * 2 * 2**20
+    assert window_shape(config(hidden=2**20, max_tokens=1000, window_bytes=least), 2, 1).push_tokens == 10
+    with pytest.raises(flexep.ArgumentError, match=f"window_bytes = {least - 1}: expected at least {least}"):
+        window_shape(config(hidden=2**20, max_tokens=1000, window_bytes=least - 1), 2, 1)
