@@ -1,6 +1,6 @@
-// Runs operations of windows in GPU memory: one cooperative launch an operation, for the ranks that live on this GPU (one,
-// or all of them). The launch guarantees that its CTAs are there at once; beyond that ranks meet through the exchange
-// alone, as on any other machine. Nothing here waits for the GPU, and a captured graph can hold these calls.
+// Runs operations of windows in GPU memory: one cooperative launch an operation, for the ranks that live on this GPU
+// (one, or all of them). The launch guarantees that its CTAs are there at once; beyond that ranks meet through the
+// exchange alone, as on any other machine. Nothing here waits for the GPU, and a captured graph can hold these calls.
 //
 // A CTA serves one slice of one rank, or a role of it. Rows are moved by crews, its warps that wait, move and post
 // (device_crews.cuh), or by the CTA as one team.
@@ -28,8 +28,8 @@ struct DeviceTuning {
   int home_movers = 6;                     // partial sums that are added
 };
 
-/// Memory of the ranks [first_rank, first_rank + hosted) that live on this GPU, all zeroed by its owner before the first
-/// operation and alive until the last has ended.
+/// Memory of the ranks [first_rank, first_rank + hosted) that live on this GPU, all zeroed by its owner before the
+/// first operation and alive until the last has ended.
 struct DeviceWorld {
   WindowShape shape;
   int first_rank, hosted;
@@ -44,8 +44,8 @@ struct DeviceWorld {
 std::int64_t device_state_bytes(const WindowShape& shape, int hosted);
 std::int64_t device_report_bytes(int hosted);
 
-// One `args` for each hosted rank; pointers in them are the GPU's. Throw NotBuilt without a CUDA side, Error when the launch is
-// refused, which names the ranks and CTAs if they do not fit on the GPU at once.
+// One `args` for each hosted rank; pointers in them are the GPU's. Throw NotBuilt without a CUDA side, Error when the
+// launch is refused, which names the ranks and CTAs if they do not fit on the GPU at once.
 void launch_publish(const DeviceWorld& world, const std::vector<PublishArgs>& args, int op, double seconds,
                     std::uintptr_t stream);
 void launch_records(const DeviceWorld& world, const std::vector<RecordArgs>& args, int op, double seconds,

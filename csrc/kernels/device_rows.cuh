@@ -207,8 +207,9 @@ struct Terms {
   int count = 0;
 };
 
-/// Adds the terms of a row, whose vectors are `columns`; what a group adds up to is rounded to `group_dtype`. A sum starts
-/// from -0, to which adding a first term changes nothing. Not inlined: the crews' own state stays out of its registers.
+/// Adds the terms of a row, whose vectors are `columns`; what a group adds up to is rounded to `group_dtype`. A sum
+/// starts from -0, to which adding a first term changes nothing. Not inlined: the crews' own state stays out of its
+/// registers.
 template <DType In, DType Out, bool kGroups>
 __device__ __noinline__ void add_terms(const Terms& terms, int columns, char* to, DType group_dtype) {
   constexpr int kWidth = kVector<In>, kHalves = kGroups ? 1 : 2, kAtOnce = 4;  // vectors and terms of a lane

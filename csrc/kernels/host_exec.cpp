@@ -43,8 +43,8 @@ class HostWindows::Run {
     for (const auto& rank : owner_.ranks_) flexep::leave(rank->state);
   }
 
-  /// Adds a role of the i-th hosted rank in each slice, run by `lanes` threads: role(exchange) over a ThreadTeam, or over
-  /// one lane.
+  /// Adds a role of the i-th hosted rank in each slice, run by `lanes` threads: role(exchange) over a ThreadTeam, or
+  /// over one lane.
   template <class Role>
   void add(std::size_t i, int lanes, const Role& role) {
     for (int slice = 0; slice < owner_.layout_.shape.slices; ++slice) add(i, slice, lanes, role);

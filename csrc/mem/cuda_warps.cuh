@@ -185,8 +185,8 @@ __device__ inline bool begin_cta(DeviceState& state, int cta, int* said) {
   return free;
 }
 
-/// Last thing of a CTA; returns true on thread 0 of the rank's last one to end. That thread then owns the state until the
-/// kernel ends.
+/// Last thing of a CTA; returns true on thread 0 of the rank's last one to end. That thread then owns the state until
+/// the kernel ends.
 __device__ inline bool end_cta(DeviceState& state, int cta, int ctas, const Moved& moved, Moved& total) {
   if (threadIdx.x % 32 == 0) {
     auto* const counters = reinterpret_cast<unsigned long long*>(&total);

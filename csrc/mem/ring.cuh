@@ -9,9 +9,9 @@
 //   drain(n)        all stores but the youngest n are in place; Mem::drain of proto/exchange.h is drain(0)
 //   abandon()       the way out when a wait failed: nothing is in flight any more
 //
-// All lanes of the warp call together; lane 0 issues loads, every lane its own stores. Loads may run ahead of stores: up to
-// `stages` rows are held, and the other stages are being stored meanwhile. No wait here has a deadline: a copy that was
-// issued ends.
+// All lanes of the warp call together; lane 0 issues loads, every lane its own stores. Loads may run ahead of stores:
+// up to `stages` rows are held, and the other stages are being stored meanwhile. No wait here has a deadline: a copy
+// that was issued ends.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The Mover of a crew (proto/crew.h) whose rows pass a ring of stages (mem/ring.cuh, or the simulator's): loads run ahead of
-// what is done with the rows, and stores are found in place later, both over the ends of steps.
+// The Mover of a crew (proto/crew.h) whose rows pass a ring of stages (mem/ring.cuh, or the simulator's): loads run
+// ahead of what is done with the rows, and stores are found in place later, both over the ends of steps.
 #pragma once
 #include <cstddef>
 

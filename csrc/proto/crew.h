@@ -10,8 +10,8 @@
 //                                  set_moved(mover, step)  ----->  moved(each mover) >= step
 //                                                                  post (release)
 //
-// Only a missing chunk or credit holds up a mover then, never a look at a word or a post; and what a mover has in flight
-// may last over several steps.
+// Only a missing chunk or credit holds up a mover then, never a look at a word or a post; and what a mover has in
+// flight may last over several steps.
 //
 // A role calls, on every lane of its crew:
 //   step(wait, move, post)  wait(exchange) -> Status, move(mem, lanes), post(exchange)
@@ -54,8 +54,8 @@ class TeamCrew {
 /// What a lane of a SplitCrew does.
 enum class Actor { waiter, mover, poster };
 
-/// What the lanes of a SplitCrew tell each other is kept in `Progress`: see mem/cuda.cuh. Who reads a count has seen what
-/// the lane that set it had seen and done before.
+/// What the lanes of a SplitCrew tell each other is kept in `Progress` (CrewCounts of mem/cuda_warps.cuh). Who reads a
+/// count has seen what the lane that set it had seen and done before.
 ///   void set_granted(int steps), int granted()         by the waiter: steps that may be moved, or kNoMore
 ///   void set_moved(int mover, int steps), int moved(int mover)   by that mover
 ///   void pause()                                        after a look in vain

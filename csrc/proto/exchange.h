@@ -90,8 +90,8 @@ class Exchange {
     return static_cast<Status>(team_.broadcast(static_cast<int>(status)));
   }
 
-  /// Whole team, after it has put or read: what was put is in place, what was read asynchronously has been read, and the
-  /// leader may say so.
+  /// Whole team, after it has put or read: what was put is in place, what was read asynchronously has been read, and
+  /// the leader may say so.
   FLEXEP_HD void settle() {
     mem_.drain();
     team_.sync();

@@ -10,8 +10,8 @@
 namespace flexep {
 
 /// What fixes a window's layout. A chunk is a range of source tokens, cut alike on all ranks; a ring holds `slots`
-/// chunks of a line. Slices take turns: chunk g of an operation is chunk g / slices of slice g % slices (see Cut). Teams
-/// that share no word and no ring serve them side by side, so a word keeps one writer and one reader.
+/// chunks of a line. Slices take turns: chunk g of an operation is chunk g / slices of slice g % slices (see Cut).
+/// Teams that share no word and no ring serve them side by side, so a word keeps one writer and one reader.
 struct WindowShape {
   Topology topology;
   int slices;           // parts of an operation's chunks; each has words and rings of its own
