@@ -16,12 +16,10 @@ tolerance or wrong, 2 nothing could be measured.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from pathlib import Path
 
 from bench.suites import record
 from bench.suites.measured import OPS, Measured, WrongResult, reach_peers
@@ -198,11 +196,7 @@ def report(rates: dict[int | None, dict[str, Rates]], judged: list[Judged], tole
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--ranks", type=int, default=2)
+    parser = record.arguments(__doc__, "cpu", 2)
     parser.add_argument("--dispatcher", default="deepep")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--experts", type=int, default=64)
@@ -211,8 +205,6 @@ def main() -> int:
     )
     parser.add_argument("--shapes", type=int, help="only the first so many")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE)
-    parser.add_argument("--commit", help="of the measured sources, where they are no git checkout")
-    parser.add_argument("--out", type=Path, help="where the JSON file goes")
     given = parser.parse_args()
     reach_peers(given.device)
     base = BenchCase(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 import sys
@@ -9,6 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.onegpu.__main__ import commit as commit_of_checkout
+
+
+def arguments(doc: str | None, device: str, ranks: int) -> argparse.ArgumentParser:
+    """What every suite is asked: where to run, and where its results go."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default=device, choices=("cpu", "cuda"))
+    parser.add_argument("--ranks", type=int, default=ranks)
+    parser.add_argument("--commit", help="of the measured sources, where they are no git checkout")
+    parser.add_argument("--out", type=Path, help="where the JSON file goes")
+    return parser
 
 
 def command(module: str) -> str:

@@ -9,10 +9,8 @@ cpu` the shapes are small. Exit code 1 if a result was wrong.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from bench.suites import record, targets
@@ -110,13 +108,7 @@ def left_out(runs: list[Entry]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--commit", help="of the measured sources, where they are no git checkout")
-    parser.add_argument("--out", type=Path, help="where the JSON file goes")
+    parser = record.arguments(__doc__, "cpu", 2)
     given = parser.parse_args()
     reach_peers(given.device)
     runs: list[Entry] = []

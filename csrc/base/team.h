@@ -13,6 +13,13 @@ struct Solo {
   FLEXEP_HD void sync() const {}
 };
 
+/// One of so many lanes that share work and never meet.
+struct Lane {
+  int number, count;
+  FLEXEP_HD constexpr int rank() const { return number; }
+  FLEXEP_HD constexpr int size() const { return count; }
+};
+
 /// The half-open range of [0, n) that lane `rank` of `size` owns: contiguous, so that lane order is index
 /// order.
 struct LaneRange {

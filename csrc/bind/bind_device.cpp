@@ -11,24 +11,13 @@ namespace py = pybind11;
 
 void bind_device(py::module_& m) {
   using Address = uintptr_t;
-  py::class_<DeviceTuning>(m, "DeviceTuning")
-      .def(py::init())
-      .def_readwrite("place_movers", &DeviceTuning::place_movers)
-      .def_readwrite("place_stages", &DeviceTuning::place_stages)
-      .def_readwrite("offer_movers", &DeviceTuning::offer_movers)
-      .def_readwrite("offer_stages", &DeviceTuning::offer_stages)
-      .def_readwrite("push_movers", &DeviceTuning::push_movers)
-      .def_readwrite("push_stages", &DeviceTuning::push_stages)
-      .def_readwrite("add_movers", &DeviceTuning::add_movers)
-      .def_readwrite("home_movers", &DeviceTuning::home_movers);
   py::class_<DeviceWorld>(m, "DeviceWorld")
       .def(py::init([](const WindowShape& shape, int first_rank, int hosted, bool crews, Address windows,
                        Address states, Address reports, Address moved) {
              return DeviceWorld{shape, first_rank, hosted, crews, windows, states, reports, moved};
            }),
            py::kw_only(), py::arg("shape"), py::arg("first_rank"), py::arg("hosted"), py::arg("crews"),
-           py::arg("windows"), py::arg("states"), py::arg("reports"), py::arg("moved"))
-      .def_readwrite("tuning", &DeviceWorld::tuning);
+           py::arg("windows"), py::arg("states"), py::arg("reports"), py::arg("moved"));
   m.attr("MAX_DEVICE_RANKS") = kMaxDeviceRanks;
   m.attr("MAX_DEVICE_SLICES") = kMaxDeviceSlices;
   m.attr("MAX_DEVICE_OPS") = kMaxDeviceOps;

@@ -4,6 +4,7 @@
 
 #include "base/hd.h"
 #include "base/math.h"
+#include "base/team.h"
 #include "proto/window.h"
 
 namespace flexep {
@@ -68,12 +69,7 @@ FLEXEP_HD int most_chunks(const std::int32_t* tokens_of, int ranks, const Cut& c
   return cut.chunks(most);
 }
 
-/// A lane's share of a range; a slice's is share(Part{slice, slices}, range).
-struct Part {
-  int number, count;
-  FLEXEP_HD constexpr int rank() const { return number; }
-  FLEXEP_HD constexpr int size() const { return count; }
-};
+/// A lane's share of a range; a slice's is share(Lane{slice, slices}, range).
 template <class Lanes>
 FLEXEP_HD Range share(const Lanes& lanes, Range range) {
   const long long n = range.end - range.begin;

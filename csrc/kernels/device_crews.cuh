@@ -48,10 +48,10 @@ class CtaCrews {
   __device__ int role() const { return role_; }
   __device__ bool moves() const { return warp_ >= CrewPlan::kSpeakers; }
   __device__ bool has_ring() const { return plan_.stages[role_] > 0; }
-  __device__ MoverWarps movers() const { return {warp_ - CrewPlan::kSpeakers, plan_.movers[role_]}; }
+  __device__ MoverWarp movers() const { return {warp_ - CrewPlan::kSpeakers, plan_.movers[role_]}; }
   /// This slice's and this warp's share of a range of rows.
   __device__ Range share_of(Range rows) const {
-    return share(movers(), share(Part{layout_.slice, layout_.shape.slices}, rows));
+    return share(movers(), share(Lane{layout_.slice, layout_.shape.slices}, rows));
   }
 
   /// Lets this warp's crew do what `work(crew, mover)` does, by ordinary loads and stores; returns what it moved.
@@ -108,14 +108,12 @@ struct DeliverCrews {
       crew.only_move(
           [&](auto&, const auto&) { to.pad(crews.share_of({0, static_cast<int>(args.num_rows)})); });
     };
-    if (crews.has_ring()) return crews.by_ring(row_bytes, Until::stored, StoreEach{}, work);
-    return crews.by_lanes(work);
+    return crews.by_ring(row_bytes, Until::stored, StoreEach{}, work);
   }
 
  private:
   __device__ static Moved place(CtaCrews& crews, const Args& args, const DevicePlace& to,
                                 std::int64_t row_bytes) {
-    if (!crews.has_ring()) return crews.by_lanes([&](auto& crew, auto&) { place_rows(crew, args, to); });
     if (to.computes())
       return crews.by_ring(row_bytes, Until::read, ComputeEach(to), [&](auto& crew, auto& mover) {
         const ComputeRows rows{mover};

@@ -137,7 +137,7 @@ struct DeliverTeams : RowTeams {
     if (role == 0) {
       TeamPlace place(args, layout.shape.topology.ranks);
       place.pad(share(exchange.team(),
-                      share(Part{layout.slice, layout.shape.slices}, {0, static_cast<int>(args.num_rows)})));
+                      share(Lane{layout.slice, layout.shape.slices}, {0, static_cast<int>(args.num_rows)})));
       place_rows(crew, args, place);
     } else if (role == 1) {
       offer_rows(crew, args);
@@ -202,24 +202,38 @@ __global__ void leave_windows(const __grid_constant__ WindowLayout layout, int f
   for (int to = 0; to < topology.ranks; ++to) mem.post(to, layout.word(Word::stopped, rank), kLeft);
 }
 
-/// Roles of an operation that moves rows, and how large a row is where it passes a ring.
-CrewPlan make_plan(int roles, int max_threads, std::int64_t row_bytes, const int (&movers)[3],
-                   const int (&stages)[3]) {
+/// How many warps of a CTA move rows for a role, and how many stages each one's ring has; 0: ordinary loads and stores.
+struct Movers {
+  int warps, stages;
+};
+// As in docs/decisions/exchange-spike.md where that has them; they change no bits.
+constexpr Movers kPlaceMovers{4, 3};  // rows that arrive
+constexpr Movers kOfferMovers{2, 2};  // rows that are offered or relayed
+constexpr Movers kPushMovers{4, 4};   // partial sums that only travel
+constexpr Movers kAddMovers{10, 0};   // expert rows that are added
+constexpr Movers kHomeMovers{6, 0};   // partial sums that are added at home
+constexpr Movers kRelayMovers{4, 0};  // and at a relay
+static_assert(kPushMovers.stages <= RingWarp<StoreEach>::kMaxStages);
+
+/// The roles' movers, fewer of them where the kernel has no registers for all, and how large a stage is for such rows.
+CrewPlan make_plan(int roles, int max_threads, std::int64_t row_bytes, const Movers (&movers)[3]) {
   CrewPlan plan;
   plan.roles = roles;
-  for (int role = 0; role < roles; ++role) {
-    plan.movers[role] = std::clamp(movers[role], 1, CrewCounts::kMaxMovers);
-    plan.stages[role] = std::clamp(stages[role], 0, RingWarp<StoreEach>::kMaxStages);
-  }
+  for (int role = 0; role < roles; ++role)
+    plan.movers[role] = movers[role].warps, plan.stages[role] = movers[role].stages;
   while (plan.threads() > max_threads) --*std::max_element(plan.movers, plan.movers + roles);
-  int rings = 0;
-  for (int role = 0; role < roles; ++role) rings += plan.movers[role] * plan.stages[role];
-  if (rings == 0) return plan;
+  int stages = 0;
+  std::size_t room = CrewPlan::kSharedBytes;
+  for (int role = 0; role < roles; ++role) {
+    stages += plan.movers[role] * plan.stages[role];
+    room -= plan.movers[role] * RingLayout(plan.stages[role], 0).bytes;  // what is no stage
+  }
+  if (stages == 0) return plan;
   // A stage holds a row, or as much of it as the stages' number leaves. Pieces begin at multiples of 128 bytes.
-  constexpr std::int64_t kAlign = 128, kBarriers = 256;
-  const std::int64_t room = (CrewPlan::kSharedBytes - kBarriers * CrewCounts::kMaxMovers) / rings;
-  const std::int64_t pieces = ceil_div(row_bytes, room / kAlign * kAlign);
-  plan.stage_bytes = static_cast<int>(ceil_div(ceil_div(row_bytes, pieces), kAlign) * kAlign);
+  constexpr std::int64_t kAlign = RingLayout::kAlign;
+  const std::int64_t most = static_cast<std::int64_t>(room) / stages / kAlign * kAlign;
+  plan.stage_bytes =
+      static_cast<int>(ceil_div(ceil_div(row_bytes, ceil_div(row_bytes, most)), kAlign) * kAlign);
   return plan;
 }
 
@@ -307,27 +321,19 @@ void launch_records(const DeviceWorld& world, const std::vector<RecordArgs>& arg
 void launch_deliver(const DeviceWorld& world, const std::vector<DeliverArgs>& args, int op, double seconds,
                     std::uintptr_t stream) {
   if (!world.crews) return launch_teams<DeliverTeams>(world, args, op, seconds, stream);
-  const DeviceTuning& t = world.tuning;
-  const int roles = RowTeams::roles(world.shape);
   const std::int64_t row_bytes = args.front().hidden * size_of(args.front().dtype);
-  const CrewPlan plan =
-      make_plan(roles, DeliverCrews::kMaxThreads, row_bytes, {t.place_movers, t.offer_movers, t.offer_movers},
-                {t.place_stages, t.offer_stages, t.offer_stages});
+  const CrewPlan plan = make_plan(RowTeams::roles(world.shape), DeliverCrews::kMaxThreads, row_bytes,
+                                  {kPlaceMovers, kOfferMovers, kOfferMovers});
   launch_crews<DeliverCrews>(world, args, plan, op, seconds, stream);
 }
 void launch_collect(const DeviceWorld& world, const std::vector<CollectArgs>& args, int op, double seconds,
                     std::uintptr_t stream) {
   if (!world.crews) return launch_teams<CollectTeams>(world, args, op, seconds, stream);
-  const DeviceTuning& t = world.tuning;
   const CollectArgs& rows = args.front();
   const bool only_travels = rows.flat && rows.dtype == rows.wire;
-  const int roles = RowTeams::roles(world.shape);
-  const int relay_movers = std::min(t.home_movers, 4);
-  const CrewPlan plan = only_travels
-                            ? make_plan(roles, CollectCrews::kMaxThreads, rows.hidden * size_of(rows.dtype),
-                                        {t.push_movers, t.home_movers, relay_movers}, {t.push_stages, 0, 0})
-                            : make_plan(roles, CollectCrews::kMaxThreads, 0,
-                                        {t.add_movers, t.home_movers, relay_movers}, {0, 0, 0});
+  const CrewPlan plan =
+      make_plan(RowTeams::roles(world.shape), CollectCrews::kMaxThreads, rows.hidden * size_of(rows.dtype),
+                {only_travels ? kPushMovers : kAddMovers, kHomeMovers, kRelayMovers});
   launch_crews<CollectCrews>(world, args, plan, op, seconds, stream);
 }
 

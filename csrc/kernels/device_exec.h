@@ -19,15 +19,6 @@ constexpr int kMaxDeviceSlices = 128;
 /// Numbers of operations that are counted.
 constexpr int kMaxDeviceOps = 16;
 
-/// How many warps of a CTA move rows, and through how much shared memory. Never changes bits.
-struct DeviceTuning {
-  int place_movers = 4, place_stages = 3;  // rows that arrive: rings
-  int offer_movers = 2, offer_stages = 2;  // rows that are offered or relayed: rings
-  int push_movers = 4, push_stages = 4;    // partial sums that only travel: rings
-  int add_movers = 10;                     // expert rows that are added: ordinary loads and stores
-  int home_movers = 6;                     // partial sums that are added
-};
-
 /// Memory of the ranks [first_rank, first_rank + hosted) that live on this GPU, all zeroed by its owner before the
 /// first operation and alive until the last has ended.
 struct DeviceWorld {
@@ -38,7 +29,6 @@ struct DeviceWorld {
   std::uintptr_t states;   // device_state_bytes(shape, hosted), on the GPU
   std::uintptr_t reports;  // device_report_bytes(hosted), seen by host and GPU
   std::uintptr_t moved;    // int64 [hosted][kMaxDeviceOps][4], on the GPU: Moved, by operation, so far
-  DeviceTuning tuning = {};
 };
 
 std::int64_t device_state_bytes(const WindowShape& shape, int hosted);

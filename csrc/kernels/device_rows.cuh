@@ -23,14 +23,8 @@ __device__ __forceinline__ void with_dtype(DType dtype, const F& f) {
   return f(std::integral_constant<DType, DType::f32>{});
 }
 
-__device__ __forceinline__ float rounded(DType dtype, float x) {
-  return dtype == DType::bf16  ? bf16_to_f32(f32_to_bf16(x))
-         : dtype == DType::f16 ? f16_to_f32(f32_to_f16(x))
-                               : x;
-}
-
 /// A search by all threads of a warp, 32 places at a time; see chunks.h.
-__device__ inline int first_from(const MoverWarps&, const std::int32_t* list, Range range,
+__device__ inline int first_from(const MoverWarp&, const std::int32_t* list, Range range,
                                  std::int64_t token) {
   while (range.begin < range.end) {
     const int stride = ceil_div(range.end - range.begin, 32), at = range.begin + warp_lane() * stride;
@@ -70,22 +64,6 @@ class DevicePlace {
         if (args_.dot_with && warp_lane() == 0) args_.dots[clear] = 0.0f;
       }
     }
-  }
-
-  /// All of a row, by ordinary loads.
-  __device__ void place(int j, const void* row, const void*) const {
-    if (!computes()) {
-      const int copies = args_.flat ? 1 : args_.arrivals.top_k;
-      char* const mine = out_or_null(copy_of(j));
-      for (int k = 0; k < copies; ++k) {
-        const auto to =
-            reinterpret_cast<char*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), k));
-        if (to != nullptr) WarpMem::copy(to, row, row_bytes_);
-      }
-      return;
-    }
-    float sums[kMaxTopK] = {};
-    place_piece(j, static_cast<const char*>(row), 0, static_cast<int>(row_bytes_), sums);
   }
 
   /// Weights and dots `bytes` of received row j, which lie at `piece` and begin `offset` bytes into it. `sums`: of the

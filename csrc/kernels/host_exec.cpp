@@ -187,7 +187,7 @@ std::vector<Report> HostWindows::deliver(const std::vector<DeliverArgs>& args, i
       HostPlace place(rows, topology.ranks);
       const WindowLayout& layout = exchange.layout();
       place.pad(share(exchange.team(),
-                      share(Part{layout.slice, layout.shape.slices}, {0, static_cast<int>(rows.num_rows)})));
+                      share(Lane{layout.slice, layout.shape.slices}, {0, static_cast<int>(rows.num_rows)})));
       TeamCrew crew(exchange);
       place_rows(crew, rows, place);
       place.finish();

@@ -40,12 +40,8 @@ struct OneWarp {
   }
 };
 
-/// The warps of a crew that move.
-struct MoverWarps {
-  int number, count;
-  __device__ int rank() const { return number; }
-  __device__ int size() const { return count; }
-};
+/// A warp of those of a crew that move.
+struct MoverWarp : Lane {};
 
 /// What the warps of a crew tell each other (proto/crew.h), in shared memory.
 class CrewCounts {

@@ -110,12 +110,6 @@ struct TermLists {
   }
 };
 
-__device__ __forceinline__ float rounded(DType dtype, float x) {
-  return dtype == DType::bf16  ? __bfloat162float(__float2bfloat16_rn(x))
-         : dtype == DType::f16 ? __half2float(__float2half_rn(x))
-                               : x;
-}
-
 /// One vector of the sum of `count` terms. A sum starts from -0, to which adding a first term changes nothing.
 template <DType In, DType Out, bool kGroups>
 __device__ __forceinline__ void reduce_vector(char* out, const ReduceTask& task, const Term* terms, int count,

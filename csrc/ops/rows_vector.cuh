@@ -98,6 +98,13 @@ __device__ __forceinline__ Packed<D, N> round_to(const float (&x)[N]) {
   return out;
 }
 
+/// The same for one number that is added to others: whatever NaN it is, what is stored in the end is the promised one.
+__device__ __forceinline__ float rounded(DType dtype, float x) {
+  return dtype == DType::bf16  ? __bfloat162float(__float2bfloat16_rn(x))
+         : dtype == DType::f16 ? __half2float(__float2half_rn(x))
+                               : x;
+}
+
 /// Vector number `column` of a row of Packed ones: 8, 16 or 32 bytes.
 template <DType D, int N>
 __device__ __forceinline__ void store_packed(char* row, int column, const Packed<D, N>& value) {

@@ -51,19 +51,7 @@ class DeliverArgs:
         hidden: int,
     ) -> None: ...
 
-class DeviceTuning:
-    add_movers: int
-    home_movers: int
-    offer_movers: int
-    offer_stages: int
-    place_movers: int
-    place_stages: int
-    push_movers: int
-    push_stages: int
-    def __init__(self) -> None: ...
-
 class DeviceWorld:
-    tuning: DeviceTuning
     def __init__(
         self,
         shape: WindowShape,

@@ -66,7 +66,8 @@ def test_a_gate_sleeps_twice_as_long_as_the_host_takes() -> None:
 def test_products_lose_what_they_take_longer_for_the_share_that_was_covered() -> None:
     assert Beside(1000.0, 1000.0, 1.0).ratio == 1.0
     assert Beside(1000.0, 1250.0, 1.0).ratio == 1.25
-    assert Beside(1000.0, 1100.0, 0.5).ratio == pytest.approx(1.2)
+    # Half of 1100 us covered: in the other 550 as much was done as alone, so 450 us of work took 550.
+    assert Beside(1000.0, 1100.0, 0.5).ratio == pytest.approx(550 / 450)
     worst = Beside(1000.0, 1300.0, 1.0)
     assert slowest([Beside(900.0, 1000.0, 1.0), worst, Beside(2000.0, 2100.0, 1.0)]) is worst
 

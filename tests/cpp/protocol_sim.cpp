@@ -86,7 +86,7 @@ struct LaneCrews {
     SimSolo solo(sim, lane);
     Exchange<Mem, SimSolo> alone(exchange.mem(), solo, exchange.layout(), exchange.operation());
     Progress progress(told, lane);
-    SplitCrew crew(actor_of(here), alone, mover, mover_lanes(here, world.lanes), progress);
+    SplitCrew crew(actor_of(here), alone, mover, mover_lane(here, world.lanes), progress);
     const Status status = use(crew);
     crew.finish();
     return status;

@@ -82,7 +82,7 @@ struct LaneCrews {
     SoloTeam solo;
     Exchange<Mem, SoloTeam> alone(mem, solo, exchange.layout(), exchange.operation());
     LateMover<Mem> mover{mem};
-    SplitCrew crew(actor_of(lane), alone, mover, mover_lanes(lane, world.lanes), progress[crews++]);
+    SplitCrew crew(actor_of(lane), alone, mover, mover_lane(lane, world.lanes), progress[crews++]);
     const Status status = use(crew);
     crew.finish();
     return status;

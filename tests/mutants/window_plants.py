@@ -15,7 +15,7 @@ import torch
 from flexep.dispatchers import _hops
 from flexep.dispatchers.deepep import DeepEP
 from flexep.dispatchers.hybridep import HybridEP
-from tests.mutants.planting import Undo, first_lost, own, replace_function, routes_changed, swapped
+from tests.mutants.planting import Undo, first_lost, own, routes_changed, swapped
 
 
 def window_changed(owner: type, field: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Undo:
@@ -81,9 +81,14 @@ def window_lost_domain(owner: type) -> Undo:
     return own(owner, "plan", changed)
 
 
-def hops_wrong_owner(merge: Callable) -> Undo:
-    """Per-slot numbers are taken from the peer that does not hold the slot."""
-    return replace_function(_hops.merge, lambda values, record: merge(values.flip(0), record))
+def hops_wrong_owner(take_slots: Callable) -> Undo:
+    """At a relay, per-slot numbers are taken from the record that does not carry the slot."""
+
+    def undo() -> None:
+        _hops.take_slots = take_slots
+
+    _hops.take_slots = lambda values, record: take_slots(values.flip(0), record)
+    return undo
 
 
 WINDOW_PLANTS: dict[str, Callable[[], Undo]] = {}
@@ -100,5 +105,5 @@ WINDOW_PLANTS |= {
     "hybridep: member lost at the relay": partial(
         window_changed, HybridEP, "relay_members", partial(first_lost, fill=-1)
     ),
-    "hybridep: slots of the wrong owner": partial(hops_wrong_owner, _hops.merge),
+    "hybridep: slots of the wrong owner": partial(hops_wrong_owner, _hops.take_slots),
 }

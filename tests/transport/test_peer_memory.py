@@ -17,7 +17,7 @@ from flexep.testing.case import Case
 from flexep.testing.check import check_dispatchers
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
-from flexep.transport import _opening, _peer_memory, gpu_memory, host_window
+from flexep.transport import _opening, _peer_memory, _window, gpu_memory
 from flexep.transport.gpu_memory import Gpu, load_driver
 from flexep.transport.window_memory import WindowMemory, open_windows
 from tests.transport.fake_driver import GRANULARITY, CUresult, FakeDriver, own_driver, reached_by
@@ -221,7 +221,7 @@ def exchanges(ctx: RankContext) -> tuple[list[str], tuple[int, int, int]]:
         return open_windows(reached_by("peer", group), nbytes, timeout, layout)
 
     case = Case(R, 7, 64, 3, 33, spread="ragged", capacity="one_over", window="tenth", cached=1)
-    with mock.patch.object(host_window, "open_windows", open_in_gpus):
+    with mock.patch.object(_window, "open_windows", open_in_gpus):
         found = check_dispatchers(case, ctx.group, list(WINDOWED))
     return [str(one) for one in found], own_driver().live
 

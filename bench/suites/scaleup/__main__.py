@@ -11,7 +11,6 @@ wrong.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from dataclasses import asdict
@@ -50,18 +49,12 @@ def measure(place: Place, parts: list[str], total: float) -> list[Outcome]:
 
 def main() -> int:
     names = [box.part for box in BOXES]
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
-    parser.add_argument("--ranks", type=int, default=8)
+    parser = record.arguments(__doc__, "cuda", 8)
     parser.add_argument(
         "--gpus", type=int, help="fewer than ranks: several on one under MPS, contract test alone"
     )
     parser.add_argument("--parts", nargs="+", choices=names, default=names)
     parser.add_argument("--seconds", type=float, default=TOTAL, help="of all parts together")
-    parser.add_argument("--commit", help="of the measured sources, where they are no git checkout")
-    parser.add_argument("--out", type=Path, help="where the JSON file goes")
     parser.add_argument("--table", type=Path, help="where the table goes; it is printed too")
     given = parser.parse_args()
     place = Place(given.device, given.ranks, given.gpus or given.ranks)

@@ -236,11 +236,6 @@ class DeviceWindows:
             states=states.data_ptr(), reports=reports.data_ptr(), moved=self.moved.data_ptr(),
         )  # fmt: skip
 
-    def tune(self, **settings: int) -> None:
-        """Sets fields of DeviceTuning (csrc/kernels/device_exec.h): speed changes, bits do not."""
-        for name, value in settings.items():
-            setattr(self._world.tuning, name, value)
-
     def publish(
         self, ints: Sequence[torch.Tensor], all_ints: Sequence[torch.Tensor], op: int, seconds: float
     ) -> None:

@@ -28,9 +28,9 @@ class Beside:
 
     @property
     def ratio(self) -> float:
-        """Times as long as alone, for the share that was covered: 1 is nothing lost."""
-        lost = self.beside_us - self.alone_us
-        return 1 + lost / (self.alone_us * self.covered)
+        """Times as long as alone while operations ran: 1 is nothing lost. The rest went as fast as alone."""
+        covered_us = self.covered * self.beside_us
+        return covered_us / (self.alone_us - (self.beside_us - covered_us))
 
 
 def calls_to_cover(chain_us: float, call_us: float) -> int:

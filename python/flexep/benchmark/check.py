@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 
 from flexep import ref
 from flexep.benchmark.case import BenchCase
-from flexep.benchmark.library import Delivered, Library, Routed
+from flexep.benchmark.library import Delivered, Promising, Routed, SelfChecked
 from flexep.ref import Plan, World
 from flexep.testing.compare import differs, outside
 from flexep.testing.expected import UNIT
@@ -79,7 +80,7 @@ class Answers:
         return expert_rows(self.scale_EH.to(x.device), x, p.expert.to(x.device), None)
 
     def wrong_rows(self, got: Delivered, order: torch.Tensor | None) -> list[str]:
-        """How delivered rows, counts and weights differ from the oracle's; `order` as Library.order has it."""
+        """How delivered rows, counts and weights differ from the oracle's; `order` as Promising.order has it."""
         want = self.received
         x = got.x if order is None else got.x[order]
         how = {"rows": differs(x, want.x), "counts": differs(got.counts, want.counts)}
@@ -125,12 +126,15 @@ def forget() -> None:
     _kept_answers.cache_clear()
 
 
-def check_library(case: BenchCase, library: Library, rank: int) -> list[str]:
+Checked = Promising[Any] | SelfChecked[Any]
+
+
+def check_library(case: BenchCase, library: Checked, rank: int) -> list[str]:
     """Runs every step once, with experts that cannot be confused; what is wrong here. Collective."""
     found = []
     for step in range(case.steps):
         delivered = library.dispatch(step)
-        if library.world is None:
+        if isinstance(library, SelfChecked):
             found += library.wrong(library.combine(delivered.x, delivered))
             continue
         right = answers(case, library.world, rank, step)
@@ -145,10 +149,10 @@ def check_library(case: BenchCase, library: Library, rank: int) -> list[str]:
 
 
 def check_last(
-    case: BenchCase, library: Library, rank: int, step: int, delivered: Delivered, z: torch.Tensor
+    case: BenchCase, library: Checked, rank: int, step: int, delivered: Delivered, z: torch.Tensor
 ) -> list[str]:
     """What is wrong with the rows and sums that the last roundtrip of a chain left."""
-    if library.world is None:
+    if isinstance(library, SelfChecked):
         return library.wrong(z)
     right = answers(case, library.world, rank, step)
     return right.wrong_rows(delivered, library.order(delivered)) + right.wrong_sums(z, False, library.exact)

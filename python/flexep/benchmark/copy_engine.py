@@ -1,7 +1,8 @@
 """What the copy engines need for the bytes of a run: the rows that must cross, as one block a pair of ranks.
 
-Every rank copies its block for each peer into memory of that peer, all ranks at once, with no multiprocessor and no
-knowledge of rows. `ratio_to_copy_engine` compares every library on CUDA with this.
+Every rank copies its block for each peer into memory of that peer, all ranks at once, without knowledge of rows. The
+driver chooses what makes such copies; the name says what it is expected to choose. `ratio_to_copy_engine` compares
+every library on CUDA with this.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from flexep.benchmark.case import BenchCase
-from flexep.benchmark.library import Library, Routed, Sent
+from flexep.benchmark.library import Routed, SelfChecked, Sent
 from flexep.ref import Plan, make_plan
 from flexep.testing.worker import RankContext
 
@@ -55,13 +56,13 @@ class _Copied:
         return None
 
 
-class CopyEngine(Library):
+class CopyEngine(SelfChecked[_Copied]):
     """Copies between the ranks' symmetric memory."""
 
     library = "copy_engine"
     dispatcher = "memcpy"
     layout, mode, alignment = "flat", "exact", 1
-    sms, world, plans = 0, None, False
+    sms = 0
 
     def __init__(self, ctx: RankContext, case: BenchCase, steps: list[Routed]) -> None:
         self.wire = case.dtype
@@ -84,14 +85,10 @@ class CopyEngine(Library):
             return "one rank has no peer"
         return None if case.ranks <= COMBINE else f"{case.ranks} ranks: a byte marks {COMBINE}"
 
-    def plan(self, step: int) -> None:
-        raise NotImplementedError("copies have no plan")
-
     def dispatch(self, step: int) -> _Copied:
         return _Copied(self._copy("dispatch", step), step)
 
-    # As for every library, only its own results come back.
-    def combine(self, y: torch.Tensor, delivered: _Copied) -> torch.Tensor:  # type: ignore[override]
+    def combine(self, y: torch.Tensor, delivered: _Copied) -> torch.Tensor:
         self._last = delivered.step
         return self._copy("combine", delivered.step)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 import torch.distributed as dist
 
 from flexep.benchmark.case import BenchCase
-from flexep.benchmark.library import Library, Routed, Sent, rows_to_ranks
+from flexep.benchmark.library import Promising, Routed, Sent, SentRows
 from flexep.errors import Unavailable
-from flexep.ref import World
 from flexep.testing.worker import RankContext
 
 RANKS = (2, 4, 8)
@@ -41,23 +39,6 @@ def refused(case: BenchCase) -> str | None:
     return None
 
 
-class SentRows:
-    """Bytes by the plan, for a library that counts none: a row to each rank that a token needs, and back."""
-
-    def __init__(self, world: World, rank: int, steps: list[Routed]) -> None:
-        self._rows = [rows_to_ranks(routed.topk_idx, world, once=True) for routed in steps]
-        self._rank, self._row_bytes = rank, world.hidden * world.dtype.itemsize
-        self._bytes: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-
-    def count(self, op: str, step: int) -> None:
-        rows = self._rows[step]
-        self._bytes[op][0] += (sum(rows) - rows[self._rank]) * self._row_bytes
-        self._bytes[op][1] += sum(rows) * self._row_bytes
-
-    def sent(self) -> dict[str, Sent]:
-        return {op: Sent(*both) for op, both in self._bytes.items()}
-
-
 @dataclass(frozen=True)
 class _Received:
     x: torch.Tensor
@@ -70,13 +51,12 @@ class _Received:
         return None  # the case has none
 
 
-class DeepEPBuffer(Library):
+class DeepEPBuffer(Promising[_Received]):
     """Flat rows whatever layout was asked for, exact sizes."""
 
     library = "deep_ep"
     dispatcher = "Buffer"
-    layout, mode, alignment, plans = "flat", "exact", 1, False
-    world: World
+    layout, mode, alignment = "flat", "exact", 1
 
     def __init__(self, ctx: RankContext, case: BenchCase, steps: list[Routed]) -> None:
         Buffer = interface(self.dispatcher)
@@ -92,7 +72,7 @@ class DeepEPBuffer(Library):
         self._steps, self._fresh = steps, case.fresh
         self._ones = torch.ones(world.max_tokens, world.top_k, device=ctx.device)
         self._known: dict[int, tuple[torch.Tensor, Any]] = {}  # counts and handle, where plans are kept
-        self._moved = SentRows(world, ctx.rank, steps)
+        self._moved = SentRows(world, ctx.rank, steps, once=True)
 
     @classmethod
     def why_not(cls, case: BenchCase) -> str | None:
@@ -101,9 +81,6 @@ class DeepEPBuffer(Library):
         if case.hidden > MAX_HIDDEN:
             return f"hidden {case.hidden}: it takes at most {MAX_HIDDEN}"
         return refused(case)
-
-    def plan(self, step: int) -> None:
-        raise NotImplementedError("its plan is part of dispatch")
 
     def dispatch(self, step: int) -> _Received:
         routed, known = self._steps[step], self._known.get(step)
@@ -124,8 +101,7 @@ class DeepEPBuffer(Library):
             self._known[step] = (got.counts, handle)
         return got
 
-    # A library is handed back what its own dispatch returned, never another's: narrower than the base says.
-    def combine(self, y: torch.Tensor, delivered: _Received) -> torch.Tensor:  # type: ignore[override]
+    def combine(self, y: torch.Tensor, delivered: _Received) -> torch.Tensor:
         self._moved.count("combine.rows", delivered.step)
         combined: torch.Tensor = self._buffer.combine(y, delivered.handle)[0]
         return combined

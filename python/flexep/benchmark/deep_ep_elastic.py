@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 
 from flexep.benchmark.case import BenchCase
-from flexep.benchmark.deep_ep_buffer import SentRows, interface, refused
-from flexep.benchmark.library import Library, Routed, Sent
-from flexep.ref import World
+from flexep.benchmark.deep_ep_buffer import interface, refused
+from flexep.benchmark.library import Promising, Routed, Sent, SentRows
 from flexep.testing.worker import RankContext
 
 
@@ -53,13 +52,11 @@ def expert_order(
     return (region * (last + 1) + key).argsort(stable=True)
 
 
-class DeepEPElastic(Library):
+class DeepEPElastic(Promising[_Received]):
     """In mode capacity nobody waits for sizes and x is as large as it can get; what it promises is the same."""
 
     library = "deep_ep"
     dispatcher = "ElasticBuffer"
-    plans = False
-    world: World
 
     def __init__(self, ctx: RankContext, case: BenchCase, steps: list[Routed]) -> None:
         self.wire, self.layout, self.mode = case.dtype, case.layout, case.mode
@@ -78,16 +75,13 @@ class DeepEPElastic(Library):
         }  # fmt: skip
         self._steps, self._fresh = steps, case.fresh
         self._handles: dict[int, Any] = {}
-        self._moved = SentRows(world, ctx.rank, steps)
+        self._moved = SentRows(world, ctx.rank, steps, once=True)
 
     @classmethod
     def why_not(cls, case: BenchCase) -> str | None:
         if case.hidden % 256:
             return f"hidden {case.hidden}: it combines multiples of 256"
         return refused(case)
-
-    def plan(self, step: int) -> None:
-        raise NotImplementedError("its plan is part of dispatch")
 
     def dispatch(self, step: int) -> _Received:
         routed, handle = self._steps[step], self._handles.get(step)
@@ -101,13 +95,12 @@ class DeepEPElastic(Library):
             self._handles[step] = handle
         return _Received(x, handle, step)
 
-    # A library is handed back what its own dispatch returned, never another's: narrower than the base says.
-    def combine(self, y: torch.Tensor, delivered: _Received) -> torch.Tensor:  # type: ignore[override]
+    def combine(self, y: torch.Tensor, delivered: _Received) -> torch.Tensor:
         self._moved.count("combine.rows", delivered.step)
         combined: torch.Tensor = self._buffer.combine(y, handle=delivered.handle, num_sms=self.sms)[0]
         return combined
 
-    def order(self, delivered: _Received) -> torch.Tensor:  # type: ignore[override]
+    def order(self, delivered: _Received) -> torch.Tensor:
         handle = delivered.handle
         received = int(handle.psum_num_recv_tokens_per_scaleup_rank[-1])
         meta = handle.recv_src_metadata[:received].long().cpu()

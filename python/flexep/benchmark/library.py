@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -55,12 +56,35 @@ class Routed:
     weights: torch.Tensor | None
 
 
-class Library(ABC):
-    """One column of a run, in one rank. Construction, dispatch and combine are collective.
+class SentRows:
+    """Bytes by the routing, for a library that counts none: rows to each rank, and back.
 
-    Attributes: `world` is what it promises to deliver (the oracle checks that; None: `wrong` checks it); `library`,
-    `dispatcher`, `wire`, `layout`, `mode`, `alignment`, `sms` (GPU multiprocessors that it takes, None: unknown) are
-    printed with its numbers. `exact`: its sums have the bits of the recipe. `plans`: its plan can be timed alone.
+    `once`: a row to each rank that a token needs, else one a slot.
+    """
+
+    def __init__(self, world: World, rank: int, steps: list[Routed], once: bool) -> None:
+        self._rows = [rows_to_ranks(routed.topk_idx, world, once) for routed in steps]
+        self._rank, self._row_bytes = rank, world.hidden * world.dtype.itemsize
+        self._bytes: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+
+    def count(self, op: str, step: int) -> None:
+        rows = self._rows[step]
+        self._bytes[op][0] += (sum(rows) - rows[self._rank]) * self._row_bytes
+        self._bytes[op][1] += sum(rows) * self._row_bytes
+
+    def sent(self) -> dict[str, Sent]:
+        return {op: Sent(*both) for op, both in self._bytes.items()}
+
+
+D = TypeVar("D", bound=Delivered)
+
+
+class Library(ABC, Generic[D]):
+    """One column of a run, in one rank. Construction, dispatch and combine are collective. It is handed back what its
+    own dispatch returned, a D, never another's.
+
+    Attributes: `library`, `dispatcher`, `wire`, `layout`, `mode`, `alignment`, `sms` (GPU multiprocessors that it
+    takes, None: unknown) are printed with its numbers.
     """
 
     library: str
@@ -70,34 +94,18 @@ class Library(ABC):
     mode: str
     alignment: int
     sms: int | None = None
-    world: World | None
-    exact = False
-    plans = True
 
     @classmethod
     def why_not(cls, case: BenchCase) -> str | None:
         """Why it cannot run the case in this process, known before anything collective; None if it can."""
         return None
 
-    def order(self, delivered: Delivered) -> torch.Tensor | None:
-        """int64 [N]: for each row that the oracle expects the row of `delivered.x` that must hold it; None where both
-        have one order."""
-        return None
-
-    def wrong(self, z: torch.Tensor) -> list[str]:
-        """What is wrong with the last combine, where no oracle knows the answer."""
-        raise NotImplementedError(f"{self.library} promises a world")
-
     @abstractmethod
-    def plan(self, step: int) -> None:
-        """What a dispatch with fresh routing does before rows move."""
-
-    @abstractmethod
-    def dispatch(self, step: int) -> Delivered:
+    def dispatch(self, step: int) -> D:
         """Brings the tokens of `step` to their experts; plans anew unless the case says cached."""
 
     @abstractmethod
-    def combine(self, y: torch.Tensor, delivered: Delivered) -> torch.Tensor:
+    def combine(self, y: torch.Tensor, delivered: D) -> torch.Tensor:
         """Brings rows in the layout of `delivered.x` home and adds them: [T, H]."""
 
     @abstractmethod
@@ -109,7 +117,38 @@ class Library(ABC):
         """Lets go of memory. Not collective."""
 
 
-class FlexEP(Library):
+class Promising(Library[D]):
+    """A library that says what it delivers, which the oracle then checks.
+
+    Attributes: `world`: what it promises. `exact`: its sums have the bits of the recipe.
+    """
+
+    world: World
+    exact = False
+
+    def order(self, delivered: D) -> torch.Tensor | None:
+        """int64 [N]: for each row that the oracle expects the row of `delivered.x` that must hold it; None where both
+        have one order."""
+        return None
+
+
+class SelfChecked(Library[D]):
+    """A library that moves something else than rows of tokens, and knows what must have come."""
+
+    @abstractmethod
+    def wrong(self, z: torch.Tensor) -> list[str]:
+        """What is wrong with the last combine."""
+
+
+class PlansApart(ABC):
+    """A library whose plan can be timed alone."""
+
+    @abstractmethod
+    def plan(self, step: int) -> None:
+        """What a dispatch with fresh routing does before rows move."""
+
+
+class FlexEP(Promising[Any], PlansApart):
     """A dispatcher of this package."""
 
     library = "flexep"

@@ -14,8 +14,8 @@ import torch
 from flexep.benchmark.baselines import BY_COLUMN
 from flexep.benchmark.beside import Beside, run_beside
 from flexep.benchmark.case import ON_CPU, BenchCase
-from flexep.benchmark.check import Answers, answers, check_last, check_library, forget
-from flexep.benchmark.library import Column, FlexEP, Library, Routed, Sent
+from flexep.benchmark.check import Answers, Checked, answers, check_last, check_library, forget
+from flexep.benchmark.library import Column, FlexEP, PlansApart, Routed, Sent
 from flexep.benchmark.machine import cores
 from flexep.benchmark.timing import Times, chained, gated
 from flexep.testing.worker import RankContext
@@ -54,7 +54,7 @@ class RankBench:
         self.ctx, self.case = ctx, case
         with all_cores(ctx.size):
             self.steps = [_on(ctx.device, self._answers(step).routed) for step in range(case.steps)]
-        self.libraries: dict[Column, Library] = {}
+        self.libraries: dict[Column, Checked] = {}
         self._pairs = 0  # done so far: routings take turns
 
     def _answers(self, step: int) -> Answers:
@@ -70,7 +70,7 @@ class RankBench:
         return refused
 
     def open(self, column: Column) -> Facts:
-        made: Library = (
+        made: Checked = (
             FlexEP(self.ctx, self.case, column[1], self.steps)
             if column[0] == "flexep"
             else BY_COLUMN[column](self.ctx, self.case, self.steps)
@@ -84,7 +84,7 @@ class RankBench:
             made.mode,
             made.alignment,
             made.sms,
-            made.plans,
+            isinstance(made, PlansApart),
         )
 
     def floor(self) -> Floor:
@@ -125,6 +125,7 @@ class RankBench:
     def plan(self, column: Column, count: int) -> list[float]:
         """The periods of plans back to back, as roundtrips are timed."""
         library = self.libraries[column]
+        assert isinstance(library, PlansApart)
         return chained(lambda: library.plan(self._step()), count, self.ctx.device)
 
     def beside(self, column: Column, op: str) -> Beside:
@@ -152,7 +153,7 @@ class RankBench:
         self._pairs += 1
         return self._pairs % self.case.steps
 
-    def _pair(self, library: Library) -> tuple[int, Any, torch.Tensor]:
+    def _pair(self, library: Checked) -> tuple[int, Any, torch.Tensor]:
         step = self._step()
         delivered = library.dispatch(step)
         return step, delivered, library.combine(delivered.x, delivered)

@@ -11,15 +11,13 @@ next exchange; so dispatch and combine alternate, or a gate of all ranks lies be
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
 from flexep.benchmark.case import BenchCase
-from flexep.benchmark.library import Library, Routed, Sent, rows_to_ranks
-from flexep.ref import World
+from flexep.benchmark.library import PlansApart, Promising, Routed, Sent, SentRows, rows_to_ranks
 from flexep.testing.worker import RankContext
 
 MAX_LOCAL_EXPERTS = 16  # tiles of its kernel
@@ -72,22 +70,20 @@ def kept_rows(splits_LR: list[list[int]]) -> tuple[int, list[int] | None]:
     return end, (None if len(keep) == end else keep)
 
 
-class SymmMem(Library):
+class SymmMem(Promising[_Arrived], PlansApart):
     """The exchange of torch's NVSHMEM back end."""
 
     library = "symm_mem"
     dispatcher = "all_to_all_vdev_2d"
     layout, mode, alignment = "expert_major", "exact", 1
-    world: World
 
     def __init__(self, ctx: RankContext, case: BenchCase, steps: list[Routed]) -> None:
         self.wire = case.dtype
         self.world = world = replace(
             case.world, capacity=None, alignment=1, layout=self.layout, domain_size=None
         )
-        self._steps, self._ranks, self._rank = steps, ctx.size, ctx.rank
-        self._bytes: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        self._rows = [rows_to_ranks(routed.topk_idx, world, once=False) for routed in steps]
+        self._steps, self._ranks = steps, ctx.size
+        self._moved = SentRows(world, ctx.rank, steps, once=False)
         self._row_bytes = world.hidden * world.dtype.itemsize
         local, most = world.num_experts // ctx.size, self._most_rows(case)
         self._open(ctx, world.max_tokens * world.top_k, most + local)
@@ -156,7 +152,7 @@ class SymmMem(Library):
         torch.ops.symm_mem.all_to_all_vdev_2d(
             self._outgoing, self._incoming, self._splits, self._arrivals, self._group
         )
-        self._count("dispatch.rows", step)
+        self._moved.count("dispatch.rows", step)
         sizes = known[1] if known else self._wait_for_sizes()
         if not self._fresh:
             self._known[step] = (order, sizes)
@@ -169,8 +165,7 @@ class SymmMem(Library):
         index = None if keep is None else torch.tensor(keep, device=splits_LR.device)
         return _Sizes(end, index, splits_LR.sum(1).int())
 
-    # A library is handed back what its own dispatch returned, never another's: narrower than the base says.
-    def combine(self, y: torch.Tensor, delivered: _Arrived) -> torch.Tensor:  # type: ignore[override]
+    def combine(self, y: torch.Tensor, delivered: _Arrived) -> torch.Tensor:
         routed, order, keep = self._steps[delivered.step], delivered.order, delivered.sizes.keep
         if keep is not None:
             self._incoming[keep] = y
@@ -179,20 +174,14 @@ class SymmMem(Library):
         torch.ops.symm_mem.all_to_all_vdev_2d_offset(
             self._incoming, self._home, self._arrivals, self._returns, self._group
         )
-        self._count("combine.rows", delivered.step)
+        self._moved.count("combine.rows", delivered.step)
         home = self._home[: len(order.entry)]
         if routed.weights is not None:
             home = home * routed.weights.flatten()[order.entry].to(home.dtype)[:, None]
         return torch.zeros_like(routed.x).index_add_(0, order.entry // self.world.top_k, home)
 
-    def _count(self, op: str, step: int) -> None:
-        """Dispatch sends these rows, combine brings them back: what a rank moves between itself and others."""
-        rows = self._rows[step]
-        self._bytes[op][0] += (sum(rows) - rows[self._rank]) * self._row_bytes
-        self._bytes[op][1] += sum(rows) * self._row_bytes
-
     def sent(self) -> dict[str, Sent]:
-        return {op: Sent(*both) for op, both in self._bytes.items()}
+        return self._moved.sent()
 
     def close(self) -> None:
         for name in ("_outgoing", "_incoming", "_home"):

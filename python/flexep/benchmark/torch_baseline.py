@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from flexep.benchmark.case import BenchCase
-from flexep.benchmark.library import Library, Routed, Sent
+from flexep.benchmark.library import PlansApart, Promising, Routed, Sent
 from flexep.testing.worker import RankContext
 
 
@@ -48,7 +48,7 @@ class _Delivered:
         return None  # they stay at home and multiply the rows that come back
 
 
-class TorchBaseline(Library):
+class TorchBaseline(Promising[_Delivered], PlansApart):
     """Plain torch over the ranks' default process group."""
 
     library = "torch"
@@ -97,8 +97,7 @@ class TorchBaseline(Library):
         arrived = self._exchange("dispatch.rows", rows, sizes.recv, sizes.send)
         return _Delivered(arrived.index_select(0, sizes.arrival), sizes, step)
 
-    # A library is handed back what its own dispatch returned, never another's: narrower than the base says.
-    def combine(self, y: torch.Tensor, delivered: _Delivered) -> torch.Tensor:  # type: ignore[override]
+    def combine(self, y: torch.Tensor, delivered: _Delivered) -> torch.Tensor:
         sizes, routed = delivered.sizes, self._steps[delivered.step]
         back = torch.empty_like(y).index_copy_(0, sizes.arrival, y)
         home = self._exchange("combine.rows", back, sizes.send, sizes.recv)

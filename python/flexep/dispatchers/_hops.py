@@ -13,7 +13,7 @@ import torch
 
 from flexep._native.arrivals import HopCounts, Peers, Relayed, Sizes, relay_records
 from flexep._native.plan import Assigned, invert_rows
-from flexep.dispatchers.backend import Tensors
+from flexep.dispatchers.backend import Tensors, sent_tokens
 from flexep.indexing import take_rows, take_slots
 from flexep.transport.window import Window
 from flexep.types import Hops, Route
@@ -63,15 +63,10 @@ def collect_slots(window: Window, routes: Sequence[Route], values: Tensors, op: 
     sends = [take_rows(v, row, 0.0) for v, row in zip(values, arrived, strict=True)]
     back = [v.new_empty((h.member_item.shape[0], K)) for v, h in zip(values, hops, strict=True)]
     window.exchange_records(sends, [h.member_in for h in hops], back, [h.member_out for h in hops], op)
-    merged = [merge(v, h.relay_record) for v, h in zip(back, hops, strict=True)]
+    merged = [take_slots(v, h.relay_record) for v, h in zip(back, hops, strict=True)]
     home = [v.new_empty((sent_tokens(route).shape[0], K)) for v, route in zip(values, routes, strict=True)]
     window.exchange_records(merged, [h.rail_in for h in hops], home, [h.rail_out for h in hops], _rail_op(op))
     return home
-
-
-def merge(values_YK: torch.Tensor, record_QK: torch.Tensor) -> torch.Tensor:
-    """fp32 [Q, K]: at a relay, each slot's value from the record that carries it, 0 where none does."""
-    return take_slots(values_YK, record_QK)
 
 
 def kept(peers: Peers, relayed: Relayed, order: torch.Tensor | None) -> Hops:
@@ -104,9 +99,3 @@ def _hops(route: Route) -> Hops:
     assert route.one_sided is not None
     assert route.one_sided.hops is not None
     return route.one_sided.hops
-
-
-def sent_tokens(route: Route) -> torch.Tensor:
-    """int32 [sent]: the token of every row that this rank sends."""
-    assert route.send_token is not None
-    return route.send_token

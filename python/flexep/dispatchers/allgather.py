@@ -63,7 +63,7 @@ class AllGather(CollectiveBackend):
         stamp: Sequence[int],
         masked: torch.Tensor | None,
     ) -> Counted:
-        counted = count_slots(topk_idx, self.table, weights_TK=weights, stamp=stamp, masked=masked)
+        counted = super().count(topk_idx, weights, stamp, masked)
         return replace(counted, said=counted.said[:HEADER_INTS])  # everybody counts everybody's ids in `plan`
 
     def plan(

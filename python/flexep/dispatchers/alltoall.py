@@ -19,11 +19,10 @@ from flexep._native.plan import (
     Resolved,
     assign_rows,
     compact_rows,
-    count_slots,
     invert_rows,
     resolve,
 )
-from flexep.dispatchers.backend import Planned, Published, Tensors, slots_at_home
+from flexep.dispatchers.backend import Planned, Published, Tensors, sent_tokens, slots_at_home
 from flexep.dispatchers.collective import CollectiveBackend, only_here
 from flexep.indexing import take_rows
 from flexep.ops.rows import gather_rows
@@ -53,15 +52,6 @@ class AllToAll(CollectiveBackend):
     @property
     def said_ints(self) -> int:
         return HEADER_INTS + self.table.num_experts + self.group.size
-
-    def count(
-        self,
-        topk_idx: torch.Tensor,
-        weights: torch.Tensor | None,
-        stamp: Sequence[int],
-        masked: torch.Tensor | None,
-    ) -> Counted:
-        return count_slots(topk_idx, self.table, weights_TK=weights, stamp=stamp, masked=masked)
 
     def plan(
         self, counted: Sequence[Counted], topk_weights: Tensors | None, published: Published
@@ -139,7 +129,7 @@ class AllToAll(CollectiveBackend):
         return flat_part, invert_rows(flat_part[:, None], part_rows.shape[0]), num_flat
 
     def _bring(self, routes: Sequence[Route], rows: Tensors, op: str) -> list[torch.Tensor]:
-        sends = [gather_rows(x, _send_token(route)) for x, route in zip(rows, routes, strict=True)]
+        sends = [gather_rows(x, sent_tokens(route)) for x, route in zip(rows, routes, strict=True)]
         return self._there(routes, sends, op)
 
     def _send_home(
@@ -157,7 +147,7 @@ class AllToAll(CollectiveBackend):
 
     def deliver_slots(self, routes: Sequence[Route], values: Tensors, op: str) -> list[torch.Tensor]:
         sends = [
-            take_rows(value, _send_token(route), 0.0) for value, route in zip(values, routes, strict=True)
+            take_rows(value, sent_tokens(route), 0.0) for value, route in zip(values, routes, strict=True)
         ]
         arrived = self._there(routes, sends, op)
         return [only_here(value, route.part_rows) for value, route in zip(arrived, routes, strict=True)]
@@ -188,8 +178,3 @@ class AllToAll(CollectiveBackend):
                 "metadata": 2 * rows * meta_bytes,
             },
         )
-
-
-def _send_token(route: Route) -> torch.Tensor:
-    assert route.send_token is not None
-    return route.send_token

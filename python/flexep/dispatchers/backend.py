@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flexep._native.plan import Counted, PlanTable, Resolved
+from flexep._native.plan import Counted, PlanTable, Resolved, count_slots
 from flexep.config import DispatcherConfig
 from flexep.errors import Unavailable, WindowBusy
 from flexep.group import Group
@@ -79,7 +79,11 @@ class Backend(ABC):
     def said_ints(self) -> int:
         """Integers that every rank tells the others before rows move: HEADER_INTS and what this back end plans by."""
 
-    @abstractmethod
+    @property
+    def domains(self) -> int:
+        """Domains that tokens leave for; 0 if they leave for ranks."""
+        return 0
+
     def count(
         self,
         topk_idx: torch.Tensor,
@@ -88,6 +92,9 @@ class Backend(ABC):
         masked: torch.Tensor | None,
     ) -> Counted:
         """Counts the slots of one rank; see `count_slots`. Its `said` are the integers to tell."""
+        return count_slots(
+            topk_idx, self.table, domains=self.domains, weights_TK=weights, stamp=stamp, masked=masked
+        )
 
     @abstractmethod
     def plan(
@@ -176,6 +183,12 @@ class Backend(ABC):
     def close(self) -> None:  # noqa: B027  (most back ends have nothing to let go of)
         """Lets go of what peers can see of this rank. Not collective; called once, when the dispatcher is
         destroyed."""
+
+
+def sent_tokens(route: Route) -> torch.Tensor:
+    """int32 [sent]: the token of every row that this rank sends."""
+    assert route.send_token is not None
+    return route.send_token
 
 
 def slots_at_home(home: Tensors, routes: Sequence[Route]) -> list[torch.Tensor]:

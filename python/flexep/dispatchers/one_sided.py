@@ -24,7 +24,6 @@ from flexep._native.plan import (
     Counted,
     PlanTable,
     assign_rows,
-    count_slots,
     resolve,
 )
 from flexep._native.window import Arrivals, Collect, Deliver
@@ -34,7 +33,15 @@ from flexep.dispatchers import _hops as hops
 from flexep.dispatchers._agree import TOKENS
 from flexep.dispatchers._record_sizes import metadata_bytes, most_sizes
 from flexep.dispatchers._window_shape import num_slices, window_shape
-from flexep.dispatchers.backend import Backend, Delivered, Planned, Published, Tensors, slots_at_home
+from flexep.dispatchers.backend import (
+    Backend,
+    Delivered,
+    Planned,
+    Published,
+    Tensors,
+    sent_tokens,
+    slots_at_home,
+)
 from flexep.errors import ArgumentError
 from flexep.group import Group
 from flexep.indexing import take_rows
@@ -66,24 +73,12 @@ class OneSidedBackend(Backend):
         return self.hop_size < self.config.num_ranks
 
     @property
-    def _domains(self) -> int:
-        """Domains that tokens leave for; 0 if they leave for ranks."""
+    def domains(self) -> int:
         return self.config.num_ranks // self.hop_size if self._has_relays else 0
 
     @property
     def said_ints(self) -> int:
-        return HEADER_INTS + self.table.num_experts + self.config.num_ranks + self._domains
-
-    def count(
-        self,
-        topk_idx: torch.Tensor,
-        weights: torch.Tensor | None,
-        stamp: Sequence[int],
-        masked: torch.Tensor | None,
-    ) -> Counted:
-        return count_slots(
-            topk_idx, self.table, domains=self._domains, weights_TK=weights, stamp=stamp, masked=masked
-        )
+        return HEADER_INTS + self.table.num_experts + self.config.num_ranks + self.domains
 
     def plan(
         self, counted: Sequence[Counted], topk_weights: Tensors | None, published: Published
@@ -100,7 +95,7 @@ class OneSidedBackend(Backend):
         if config.capacity_rows is not None:  # of the distinct tokens, those that are kept
             kept = [a.send_counts[None] for a in assigned]
             (sent_RR, *_) = self.collectives.all_gather(kept, "dispatch.counts")
-        peers = [count_peers(sent_RR, said[:, TOKENS], self._domains, rank) for rank in hosted]
+        peers = [count_peers(sent_RR, said[:, TOKENS], self.domains, rank) for rank in hosted]
         relayed, arrived = self._exchange_records(assigned, peers, sizes)
         received = [
             receive_rows(meta, config.top_k, size.rows, flat_weights=config.layout == "flat", peers=p)
@@ -116,7 +111,7 @@ class OneSidedBackend(Backend):
         config, said = self.config, published.host_ints
         if config.capacity_rows is None:
             assert said is not None, "exact mode reads the published integers on the host"
-            return exact_sizes(said, self.table, self._domains, config.alignment, rank)
+            return exact_sizes(said, self.table, self.domains, config.alignment, rank)
         return most_sizes(config, self.hop_size, counted.topk_idx.shape[0])
 
     def _exchange_records(
@@ -207,9 +202,7 @@ class OneSidedBackend(Backend):
         if self._has_relays:
             arrived = hops.deliver_slots(self.window, routes, values, op)
         else:
-            sends = [
-                take_rows(v, hops.sent_tokens(route), 0.0) for v, route in zip(values, routes, strict=True)
-            ]
+            sends = [take_rows(v, sent_tokens(route), 0.0) for v, route in zip(values, routes, strict=True)]
             arrived = [v.new_zeros((r.num_flat, v.shape[1])) for v, r in zip(values, routes, strict=True)]
             peers = [_one_sided(route) for route in routes]
             self.window.exchange_records(
@@ -222,7 +215,7 @@ class OneSidedBackend(Backend):
             return slots_at_home(hops.collect_slots(self.window, routes, values, op), routes)
         peers = [_one_sided(route) for route in routes]
         back = [
-            v.new_empty((hops.sent_tokens(route).shape[0], v.shape[1]))
+            v.new_empty((sent_tokens(route).shape[0], v.shape[1]))
             for v, route in zip(values, routes, strict=True)
         ]
         sends = [v.contiguous() for v in values]

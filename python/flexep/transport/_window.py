@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from flexep._native import window as native
 from flexep._native.window import Collect, Deliver, WindowShape
-from flexep.errors import ArgumentError, CollectiveMismatch, FlexEPError, PeerLost, Timeout, WindowBusy
+from flexep.errors import (
+    ArgumentError,
+    CollectiveMismatch,
+    FlexEPError,
+    PeerLost,
+    Timeout,
+    WindowBroken,
+    WindowBusy,
+)
 from flexep.group import Group
 from flexep.transport.collectives import Traffic
+from flexep.transport.window_memory import WindowMemory, open_windows
 
 # Every operation that a window carries; its place here is the number that travels in the signals.
 OPS = (
@@ -44,10 +53,13 @@ class Window(ABC):
     Windows of a GPU raise what their last operations met at the next one, or at `check`.
     """
 
+    _leave: Callable[[], object]  # tells peers and lets go of the memory, once; set by each kind of window
+
     def __init__(self, group: Group, shape: WindowShape, timeout: float) -> None:
         self.group = group
         self.shape = shape
         self.timeout = timeout
+        self._memory: WindowMemory | None = open_windows(group, shape.nbytes, timeout, str(shape))
 
     @abstractmethod
     def publish(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
@@ -93,9 +105,16 @@ class Window(ABC):
             torch.cuda.synchronize(self.group.device)
         self.raise_met()
 
-    @abstractmethod
     def close(self) -> None:
         """Leaves, and lets go of the memory. Idempotent, not collective."""
+        self._leave()
+        self._memory = None
+
+    def _alive(self) -> WindowMemory:
+        """The memory, which the caller holds while it uses addresses: another thread may close the window."""
+        if self._memory is None:
+            raise WindowBroken("this window was closed")
+        return self._memory
 
     def _check_board(self, ints: Sequence[torch.Tensor]) -> None:
         for one in ints:

@@ -11,12 +11,11 @@ import torch
 
 from flexep._native.window import Collect, Deliver, DeviceWindows, WindowShape
 from flexep.config import Environment
-from flexep.errors import WindowBroken
 from flexep.group import Group
 from flexep.transport._window import Window, count, number_of, record_bytes_of
 from flexep.transport.collectives import Traffic
 from flexep.transport.gpu_memory import is_capturing
-from flexep.transport.window_memory import WindowMemory, open_windows
+from flexep.transport.window_memory import WindowMemory
 
 
 def moves_by_crews(group: Group) -> bool:
@@ -31,8 +30,7 @@ class DeviceWindow(Window):
 
     def __init__(self, group: Group, shape: WindowShape, timeout: float) -> None:
         super().__init__(group, shape, timeout)
-        memory = open_windows(group, shape.nbytes, timeout, str(shape))
-        self._memory: WindowMemory | None = memory
+        memory = self._alive()
         self._windows = DeviceWindows(
             shape, memory.addresses, group.hosted, moves_by_crews(group), group.device
         )
@@ -84,15 +82,6 @@ class DeviceWindow(Window):
         fault = self._windows.fault()
         if fault is not None:
             raise self._error(fault.status, fault)
-
-    def close(self) -> None:
-        self._leave()
-        self._memory = None
-
-    def _alive(self) -> WindowMemory:
-        if self._memory is None:
-            raise WindowBroken("this window was closed")
-        return self._memory
 
     def _begin(self, op: str, record_bytes: int) -> None:
         self._alive()

@@ -12,11 +12,10 @@ import torch
 
 from flexep._native import window as native
 from flexep._native.window import Collect, Deliver, HostWindows, WindowShape
-from flexep.errors import WindowBroken
 from flexep.group import Group
 from flexep.transport._window import Window, count, number_of, record_bytes_of
 from flexep.transport.collectives import Traffic
-from flexep.transport.window_memory import WindowMemory, open_windows
+from flexep.transport.window_memory import WindowMemory
 
 
 class HostWindow(Window):
@@ -25,8 +24,7 @@ class HostWindow(Window):
     def __init__(self, group: Group, shape: WindowShape, timeout: float) -> None:
         super().__init__(group, shape, timeout)
         self._traffic: dict[str, Traffic] = defaultdict(Traffic)
-        memory = open_windows(group, shape.nbytes, timeout, str(shape))
-        self._memory: WindowMemory | None = memory
+        memory = self._alive()
         self._windows = HostWindows(shape, memory.addresses, group.hosted)
         # Also at interpreter exit: peers then need not wait for the deadline. Holds the memory until it has run.
         self._leave = weakref.finalize(self, _leave, self._windows, memory, os.getpid())
@@ -73,16 +71,6 @@ class HostWindow(Window):
 
     def raise_met(self) -> None:
         """Every operation has raised what it met."""
-
-    def close(self) -> None:
-        self._leave()
-        self._memory = None
-
-    def _alive(self) -> WindowMemory:
-        """The memory, which the caller holds while it uses addresses: another thread may close the window."""
-        if self._memory is None:
-            raise WindowBroken("this window was closed")
-        return self._memory
 
     def _lanes(self) -> int:
         return max(1, torch.get_num_threads() // len(self.group.hosted))

@@ -115,12 +115,7 @@ struct AddCheck {
 inline Actor actor_of(int lane) {
   return lane == 0 ? Actor::waiter : lane == 1 ? Actor::poster : Actor::mover;
 }
-struct MoverLanes {
-  int number, count;
-  int rank() const { return number; }
-  int size() const { return count; }
-};
-inline MoverLanes mover_lanes(int lane, int lanes) { return {lane - 2, lanes - 2}; }
+inline Lane mover_lane(int lane, int lanes) { return {lane - 2, lanes - 2}; }
 
 /// What a ring does with rows that arrive: each piece is looked at in its stage.
 template <class Check>
