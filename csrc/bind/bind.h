@@ -11,5 +11,6 @@ void bind_maps(pybind11::module_& m);
 void bind_route(pybind11::module_& m);
 void bind_window(pybind11::module_& m);
 void bind_device(pybind11::module_& m);
+void bind_one_sided(pybind11::module_& m);
 
 }  // namespace flexep

@@ -53,7 +53,7 @@ void count_slots(const TableView& t, const Integers& topk_idx, int tokens, int t
 void resolve_rows(const TableView& t, Address counts, int64_t stride, int alignment, int64_t capacity,
                   Address base, Address start, Address kept, Address padded, Address dropped, Address cut,
                   Address num_rows, Stream stream) {
-  run(ResolveRows{at(counts), stride, t, alignment, capacity, at(base), at(start), at(kept), at(padded),
+  run(ResolveRows{at(counts), stride, t, alignment, capacity, -1, at(base), at(start), at(kept), at(padded),
                   at(dropped), at(cut), at<int64_t>(num_rows)},
       stream);
 }
@@ -112,8 +112,10 @@ void relay_records(Address rail, bool has_weights, Address used, Address token, 
 }
 
 void receive_rows(Address meta, int top_k, bool has_weights, int received, int num_rows, int ranks,
-                  Address base, Address arrival, Address token, Address rows, Address weights,
-                  Address row_src, Address row_weights, Address order, Stream stream) {
+                  Address base, Address arrival, int experts, Address start, Address token, Address rows,
+                  Address weights, Address expert, Address row_src, Address row_weights, Address row_map,
+                  Address order, Stream stream) {
+  run(ClearRows{num_rows, at(row_src), at(row_weights), at(row_map)}, stream);
   run(ReceiveRows{at(meta),
                   {top_k, false, has_weights},
                   received,
@@ -121,11 +123,15 @@ void receive_rows(Address meta, int top_k, bool has_weights, int received, int n
                   ranks,
                   at(base),
                   at(arrival),
+                  experts,
+                  at(start),
                   at(token),
                   at(rows),
                   at(weights),
+                  at(expert),
                   at(row_src),
                   at(row_weights),
+                  at(row_map),
                   at(order)},
       stream);
 }
@@ -221,8 +227,9 @@ void bind_plan(py::module_& m) {
         py::arg("workspace"), py::arg("stream"));
   m.def("receive_rows", &receive_rows, py::kw_only(), py::arg("meta"), py::arg("top_k"),
         py::arg("has_weights"), py::arg("received"), py::arg("num_rows"), py::arg("ranks"), py::arg("base"),
-        py::arg("arrival"), py::arg("token"), py::arg("rows"), py::arg("weights"), py::arg("row_src"),
-        py::arg("row_weights"), py::arg("order"), py::arg("stream"));
+        py::arg("arrival"), py::arg("experts"), py::arg("start"), py::arg("token"), py::arg("rows"),
+        py::arg("weights"), py::arg("expert"), py::arg("row_src"), py::arg("row_weights"), py::arg("row_map"),
+        py::arg("order"), py::arg("stream"));
   m.def("exact_sizes", &exact_sizes, py::arg("sent"), py::arg("counts"), py::arg("table"),
         py::arg("alignment"), py::arg("rank"),
         "{records that leave, received rows, expert-major rows, relayed records, records inside the domain}");

@@ -12,4 +12,5 @@ PYBIND11_MODULE(_C, m) {
   flexep::bind_route(m);
   flexep::bind_window(m);
   flexep::bind_device(m);
+  flexep::bind_one_sided(m);
 }

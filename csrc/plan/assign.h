@@ -6,6 +6,7 @@
 
 #include "plan/counts.h"
 #include "plan/records.h"
+#include "plan/resolve.h"
 #include "plan/send_order.h"
 
 namespace flexep {
@@ -111,6 +112,41 @@ struct AssignRows {
     };
     order.place(team, block_owners(team.blocks()), shared, ranks(), write,
                 [this](int64_t position) { records.clear(position); });
+  }
+};
+
+/// ResolveRows and AssignRows in the phases of one: every block lays out all ranks by itself, the first one where the
+/// layout is asked for and the others in shared memory. `base`, `start` and `cut` of AssignRows are not read.
+struct ResolveAndAssign : AssignRows {
+  ResolveRows resolve;  // of this source
+
+  FLEXEP_HD int64_t shared_ints(int warps, int lanes) const {
+    return layout_ints() + AssignRows::shared_ints(warps, lanes);
+  }
+
+  template <int kPhase, class Team>
+  FLEXEP_HD void phase(const Team& team, int32_t* shared) const {
+    if constexpr (kPhase == 0) {
+      const ResolveRows layout = team.block() == 0 ? resolve : resolved_in(shared);
+      layout.lay_out(team, 0, 1);
+      team.sync();
+      AssignRows assign = *this;
+      assign.base = layout.base, assign.start = layout.start, assign.cut = layout.cut;
+      assign.phase<0>(team, shared + layout_ints());
+    } else {
+      AssignRows::phase<kPhase>(team, shared);
+    }
+  }
+
+ private:
+  FLEXEP_HD int64_t layout_ints() const { return 4 * static_cast<int64_t>(table.experts) + table.ranks; }
+  FLEXEP_HD ResolveRows resolved_in(int32_t* memory) const {
+    const int E = table.experts;
+    ResolveRows layout = resolve;
+    layout.base = memory, layout.start = memory + E, layout.kept = memory + 2 * E;
+    layout.dropped = memory + 3 * E, layout.cut = memory + 4 * E;
+    layout.padded = nullptr, layout.num_rows = nullptr;
+    return layout;
   }
 };
 

@@ -3,14 +3,55 @@
 #include <cstdint>
 
 #include "plan/numbering.h"
+#include "plan/peers.h"
 #include "plan/records.h"
 
 namespace flexep {
 
-/// Records into lists in (source rank, token) order, and the transpose of their row map. Phase 0 clears what not every
-/// record writes, phase 1 reads the records.
+/// What not every record writes, cleared before ReceiveRows.
+struct ClearRows {
+  static constexpr int kPhases = 1;
+
+  int num_rows;
+  // As in ReceiveRows.
+  int32_t* row_src;
+  int32_t* row_weights;
+  int32_t* row_map;
+
+  FLEXEP_HD int64_t items() const { return num_rows; }
+  FLEXEP_HD int64_t shared_ints(int, int) const { return 0; }
+
+  template <int kPhase, class Team>
+  FLEXEP_HD void phase(const Team& team, int32_t*) const {
+    for (int64_t i = grid_rank(team); i < num_rows; i += grid_size(team)) {
+      row_src[i] = -1;
+      if (row_weights) row_weights[i] = 0;
+      if (row_map) row_map[i] = -1;
+    }
+  }
+};
+
+/// Before records come: who sends how many, and rows cleared. Neither reads what the other writes.
+struct ExpectRows {
+  static constexpr int kPhases = 1;
+
+  PeerCounts peers;
+  ClearRows rows;
+
+  FLEXEP_HD int64_t items() const { return rows.items(); }
+  FLEXEP_HD int64_t shared_ints(int, int) const { return 0; }
+
+  template <int kPhase, class Team>
+  FLEXEP_HD void phase(const Team& team, int32_t* shared) const {
+    rows.phase<0>(team, shared);
+    peers.phase<0>(team, shared);
+  }
+};
+
+/// Records into lists in (source rank, token) order, and the transpose of their row map, a lane a slot. ClearRows has
+/// run before.
 struct ReceiveRows {
-  static constexpr int kPhases = 2;
+  static constexpr int kPhases = 1;
 
   const int32_t* meta;  // [received, width]
   RecordShape shape;
@@ -18,79 +59,78 @@ struct ReceiveRows {
   const int32_t*
       base;  // [ranks + 1] first row of each source; null: all `received` rows have come, as they are
   const int32_t* arrival;  // [ranks] first record of each source; null: they have come in order
+  int experts;             // of this rank
+  const int32_t* start;    // [experts] the first row of each; null if `expert` is
 
   int32_t* token;        // out [received] token at its source; -1 tail
   int32_t* rows;         // out [received, top_k] expert-major row of each slot; -1 elsewhere
   int32_t* weights;      // out [received, top_k] bits, 0 elsewhere; or null
+  int32_t* expert;       // out [received, top_k] expert of each slot; -1 elsewhere; or null
   int32_t* row_src;      // out [num_rows] received row * top_k + slot that fills each row; -1 padding
   int32_t* row_weights;  // out [num_rows] its weight, 0 on padding; or null
+  int32_t* row_map;      // out [num_rows] the received row alone; -1 padding; or null
   int32_t* order;        // out [received] record of each row, -1 tail; null with `arrival`
 
-  FLEXEP_HD int64_t items() const {
-    const int64_t slots = static_cast<int64_t>(received) * shape.top_k;
-    return slots > num_rows ? slots : num_rows;
-  }
+  FLEXEP_HD int64_t items() const { return static_cast<int64_t>(received) * shape.top_k; }
   FLEXEP_HD int64_t shared_ints(int, int) const { return 0; }
 
   template <int kPhase, class Team>
   FLEXEP_HD void phase(const Team& team, int32_t*) const {
-    if constexpr (kPhase == 0) {
-      for (int64_t i = grid_rank(team); i < num_rows; i += grid_size(team)) {
-        row_src[i] = -1;
-        if (row_weights) row_weights[i] = 0;
+    const int64_t used = base ? base[ranks] : received;
+    if constexpr (requires { Team::kOneLane; }) {  // the same, with no division
+      for (int n = 0; n < received; ++n) {
+        const int64_t place = place_of(n, used);
+        for (int k = 0; k < shape.top_k; ++k) read(team, n, k, place);
       }
-    } else {
-      const int64_t used = base ? base[ranks] : received;
-      for (int64_t n = grid_rank(team); n < received; n += grid_size(team)) {
-        const int64_t place = n < used ? record_of(static_cast<int>(n)) : -1;
-        if (place >= 0 && place < received)  // counts that never arrived may say anything
-          read(team, n, place);
-        else
-          clear(n);
-      }
+      return;
+    }
+    const auto top_k = static_cast<uint32_t>(shape.top_k);
+    for (int64_t i = grid_rank(team); i < items(); i += grid_size(team)) {
+      const auto slot = static_cast<uint32_t>(i);
+      const int n = static_cast<int>(slot / top_k);
+      read(team, n, static_cast<int>(slot % top_k), place_of(n, used));
     }
   }
 
  private:
+  /// The record of a row; -1: none has come.
+  FLEXEP_HD int64_t place_of(int n, int64_t used) const {
+    const int64_t place = n < used ? record_of(n) : -1;
+    return place < received ? place : -1;  // counts that never arrived may say anything
+  }
+
   FLEXEP_HD int64_t record_of(int n) const {
     if (!arrival) return n;
-    int low = 0, high = ranks;  // the last source that begins at or before n
+    const int source = last_not_above(base, ranks, n);
+    return static_cast<int64_t>(arrival[source]) + n - base[source];
+  }
+
+  /// The last of `count` ascending numbers that is at most `value`; 0 if none is.
+  FLEXEP_HD static int last_not_above(const int32_t* numbers, int count, int value) {
+    int low = 0, high = count;
     while (high - low > 1) {
       const int middle = low + (high - low) / 2;
-      (base[middle] <= n ? low : high) = middle;
+      (numbers[middle] <= value ? low : high) = middle;
     }
-    return static_cast<int64_t>(arrival[low]) + n - base[low];
+    return low;
   }
 
   template <class Team>
-  FLEXEP_HD void read(const Team& team, int64_t n, int64_t place) const {
-    const int K = shape.top_k;
-    const int32_t* const record = meta + place * shape.width();
-    const int32_t* const row = record + shape.row(0);
-    const int32_t* const weight = record + shape.weight(0);
-    token[n] = record[0];
-    if (order) order[n] = static_cast<int32_t>(place);
-    copy(rows + n * K, row, K);
-    if (weights) copy(weights + n * K, weight, K);
-    for (int k = 0; k < K; ++k) {
-      const bool fills = static_cast<uint32_t>(row[k]) < static_cast<uint32_t>(num_rows);
-      scatter_if(team, fills, row_src, row[k], static_cast<int32_t>(n * K) + k);
-      if (row_weights) scatter_if(team, fills, row_weights, row[k], weight[k]);
-    }
-  }
-
-  FLEXEP_HD void clear(int64_t n) const {
-    token[n] = -1;
-    if (order) order[n] = -1;
-    for (int64_t i = n * shape.top_k; i < (n + 1) * shape.top_k; ++i) {
-      rows[i] = -1;
-      if (weights) weights[i] = 0;
-    }
-  }
-
-  FLEXEP_HD static void copy(int32_t* to, const int32_t* from, int count) {
-    FLEXEP_INDEPENDENT
-    for (int i = 0; i < count; ++i) to[i] = from[i];
+  FLEXEP_HD void read(const Team& team, int n, int k, int64_t place) const {
+    const bool came = place >= 0;
+    const int32_t* const record = meta + (came ? place : 0) * shape.width();
+    const int64_t at = static_cast<int64_t>(n) * shape.top_k + k;
+    if (k == 0) token[n] = came ? record[0] : -1;
+    if (k == 0 && order) order[n] = static_cast<int32_t>(place < 0 ? -1 : place);
+    const int32_t row = came ? record[shape.row(k)] : -1;
+    const int32_t weight = came && shape.has_weights ? record[shape.weight(k)] : 0;
+    rows[at] = row;
+    if (weights) weights[at] = weight;
+    if (expert) expert[at] = row < 0 ? -1 : last_not_above(start, experts, row);
+    const bool fills = static_cast<uint32_t>(row) < static_cast<uint32_t>(num_rows);
+    scatter_if(team, fills, row_src, row, static_cast<int32_t>(at));
+    if (row_weights) scatter_if(team, fills, row_weights, row, weight);
+    if (row_map) scatter_if(team, fills, row_map, row, n);
   }
 };
 

@@ -124,6 +124,42 @@ class Moved:
 
 class NotBuilt(RuntimeError): ...
 
+class OneSidedPlan:
+    def __init__(
+        self,
+        setup: OneSidedSetup,
+        rank: int,
+        first_place: int,
+        places: int,
+        tokens: int,
+        topk_idx: int,
+        wide: bool,
+        has_weights: bool,
+        weights: int,
+        number: int,
+        place_counts: int,
+        said: int,
+        said_ints: int,
+        left: int,
+        received: int,
+        rows: int,
+        kept: int,
+        scratch: int,
+        arrived_weights: int,
+    ) -> None: ...
+
+class OneSidedSetup:
+    def __init__(
+        self,
+        table: TableView,
+        top_k: int,
+        alignment: int,
+        capacity: int,
+        flat: bool,
+        on_device: bool,
+        tokens_at: int,
+    ) -> None: ...
+
 class PublishArgs:
     def __init__(self, ints: int, count: int, all: int) -> None: ...
 
@@ -361,6 +397,7 @@ def invert_rows(
     rows: int, received: int, top_k: int, num_rows: int, row_src: int, stream: int | None
 ) -> None: ...
 def isa_names() -> list[str]: ...
+def kept_ints(setup: OneSidedSetup, tokens: int, left: int, received: int, rows: int) -> list[int]: ...
 def multihot_to_indices(
     idx: int, weights: int, mask: int, probs: int, tokens: int, top_k: int, experts: int
 ) -> int: ...
@@ -372,6 +409,21 @@ def pad_routing_map(out: int, mask: int, tokens: int, experts: int, multiple: in
 def pad_routing_map_cuda(
     out: int, mask: int, counts: int, tokens: int, experts: int, multiple: int, stream: int
 ) -> None: ...
+def plan_on_device(
+    world: DeviceWorld,
+    ranks: collections.abc.Sequence[OneSidedPlan],
+    counts_op: int,
+    records_op: int,
+    seconds: float,
+    stream: int,
+) -> None: ...
+def plan_on_host(
+    windows: HostWindows,
+    ranks: collections.abc.Sequence[OneSidedPlan],
+    counts_op: int,
+    records_op: int,
+    seconds: float,
+) -> list[list[Report]]: ...
 def plan_permutation(
     topk_idx: Integers,
     tokens: int,
@@ -415,11 +467,15 @@ def receive_rows(
     ranks: int,
     base: int,
     arrival: int,
+    experts: int,
+    start: int,
     token: int,
     rows: int,
     weights: int,
+    expert: int,
     row_src: int,
     row_weights: int,
+    row_map: int,
     order: int,
     stream: int | None,
 ) -> None: ...
@@ -506,6 +562,7 @@ def route_grad(
     threads: int,
     stream: int | None,
 ) -> None: ...
+def scratch_ints(setup: OneSidedSetup, tokens: int, left: int, received: int, has_weights: bool) -> int: ...
 def segment_map_cuda(
     map: int,
     sizes: int,

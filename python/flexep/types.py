@@ -83,6 +83,8 @@ class Route:
         send_splits, recv_splits: rows to and from each rank (back ends that exchange rows).
         gather_rows: rows each rank contributes to the gather of tokens and of partial rows (gathering back
             ends).
+        flat_expert [N, K], row_map [rows]: local expert of each slot of a flat row, -1 empty, and flat row of each
+            expert-major row, -1 padding (flat layout of back ends that learn them from the records).
         one_sided: what one-sided back ends need.
     """
 
@@ -102,6 +104,8 @@ class Route:
     send_splits: tuple[int, ...] = ()
     recv_splits: tuple[int, ...] = ()
     gather_rows: tuple[int, int] = (0, 0)
+    flat_expert: torch.Tensor | None = None
+    row_map: torch.Tensor | None = None
     one_sided: OneSided | None = None
 
 
@@ -144,6 +148,8 @@ class Handle:
     @property
     def row_map(self) -> torch.Tensor:
         """int32 [num_rows]: flat row of each expert-major row, -1 padding."""
+        if self.route.row_map is not None:
+            return self.route.row_map
         top_k = self.route.part_rows.shape[1]
         part = self.route.row_src.div(top_k, rounding_mode="floor")
         return part if self.route.part_flat is None else take(self.route.part_flat, part, -1)

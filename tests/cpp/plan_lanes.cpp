@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <random>
 #include <vector>
 
@@ -139,9 +140,13 @@ void pass_on(const Ints& rail, int top_k, int used, Shape shape, Written& writte
                           2,
                           base.data(),
                           arrival.data(),
+                          0,
+                          nullptr,
                           came.data(),
                           rows.data(),
                           weights.data(),
+                          nullptr,
+                          nullptr,
                           nullptr,
                           nullptr,
                           places.data()},
@@ -149,8 +154,27 @@ void pass_on(const Ints& rail, int top_k, int used, Shape shape, Written& writte
   written.keep(came, rows, weights, places);
 }
 
-void plan_source(const World& w, int s, const Counted& counted, const Ints& base, const Ints& start,
-                 const Ints& cut, int domains, Shape shape, Written& written) {
+/// ResolveAndAssign writes what the two steps have written.
+void assign_resolving(const World& w, int s, const flexep::AssignRows& assigned, flexep::ResolveRows resolve,
+                      Shape shape, const Ints& meta) {
+  const Ints row(assigned.slot_row, assigned.slot_row + assigned.items());
+  const Ints start(resolve.start, resolve.start + w.experts), cut(resolve.cut, resolve.cut + w.ranks);
+  Ints again(meta.size(), kPoison), base(w.experts, kPoison), begin(start.size(), kPoison),
+      rows(row.size(), kPoison);
+  resolve.source = s, resolve.base = base.data(), resolve.start = begin.data();
+  flexep::ResolveAndAssign both{assigned, resolve};
+  both.base = both.start = both.cut = nullptr;
+  both.records.meta = again.data(), both.slot_row = rows.data();
+  run(both, shape);
+  if (again != meta || rows != row || begin != start || Ints(resolve.cut, resolve.cut + w.ranks) != cut) {
+    std::printf("rank %d: resolved and assigned in one step differs from two\n", s);
+    std::exit(1);
+  }
+}
+
+void plan_source(const World& w, int s, const Counted& counted, const flexep::ResolveRows& resolved,
+                 int domains, Shape shape, Written& written) {
+  const int32_t* const start = resolved.start;
   const int R = w.ranks, K = w.top_k, T = w.tokens[s], owners = domains > 0 ? domains : R;
   const int split = domains > 0 ? -1 : T, S = owners * T, width = 1 + K * (domains > 0 ? 3 : 2);
   Ints slot_row(T * K, kPoison), slot_rank(slot_row), rank_counts(R, domains > 0 ? kPoison : 0);
@@ -161,9 +185,9 @@ void plan_source(const World& w, int s, const Counted& counted, const Ints& base
                             counted.number.data(),
                             counted.workspace.data(),
                             flexep::CountSlots::keys(w.experts, R, domains),
-                            &base[s * w.experts],
-                            start.data(),
-                            cut.data(),
+                            resolved.base + s * w.experts,
+                            start,
+                            resolved.cut,
                             domains,
                             weights.data(),
                             slot_row.data(),
@@ -177,13 +201,16 @@ void plan_source(const World& w, int s, const Counted& counted, const Ints& base
   run(assign, shape);
   order.keep(written);
   written.keep(slot_row, slot_rank, rank_counts, meta);
+  assign_resolving(w, s, assign, resolved, shape, meta);
   if (domains > 0) {
     int used = 0;
     for (int n : order.counts) used += n;
     return pass_on(meta, K, used, shape, written);
   }
   // The records of the last rank alone: rows of several would meet.
-  Ints token(T, kPoison), rows(T * K, kPoison), row_src(64, kPoison), row_weights(row_src);
+  Ints token(T, kPoison), rows(T * K, kPoison), expert(rows), row_src(64, kPoison), row_weights(row_src),
+      row_map(row_src);
+  run(flexep::ClearRows{64, row_src.data(), row_weights.data(), row_map.data()}, shape);
   run(flexep::ReceiveRows{meta.data() + (R - 1) * T * width,
                           {K, false, true},
                           T,
@@ -191,14 +218,18 @@ void plan_source(const World& w, int s, const Counted& counted, const Ints& base
                           0,
                           nullptr,
                           nullptr,
+                          w.rank_begin[R] - w.rank_begin[R - 1],
+                          start + w.rank_begin[R - 1],
                           token.data(),
                           rows.data(),
                           nullptr,
+                          expert.data(),
                           row_src.data(),
                           row_weights.data(),
+                          row_map.data(),
                           nullptr},
       shape);
-  written.keep(token, rows, row_src, row_weights);
+  written.keep(token, rows, expert, row_src, row_weights, row_map);
   Ints source(T, kPoison), compact(T * K, kPoison), inverse(64, kPoison);
   flexep::CompactRows pack{slot_row.data(), slot_rank.data(), s % R,  T, K, T,
                            source.data(),   compact.data(),   nullptr};
@@ -236,13 +267,17 @@ Ints plan_ranks(const World& w, Shape shape) {
     }
     Ints base(R * E, kPoison), start(E, kPoison), kept(start), padded(start), dropped(start), cut(R, kPoison);
     std::vector<int64_t> rows(R, kPoison);
-    run(flexep::ResolveRows{&all[5], static_cast<int64_t>(all.size()) / R, w.table(), w.alignment, w.capacity,
-                            base.data(), start.data(), kept.data(), padded.data(), dropped.data(), cut.data(),
-                            rows.data()},
-        shape);
+    const flexep::ResolveRows resolve{&all[5],        static_cast<int64_t>(all.size()) / R,
+                                      w.table(),      w.alignment,
+                                      w.capacity,     -1,
+                                      base.data(),    start.data(),
+                                      kept.data(),    padded.data(),
+                                      dropped.data(), cut.data(),
+                                      rows.data()};
+    run(resolve, shape);
     written.keep(all, base, start, kept, padded, dropped, cut, rows);
     count_peers(w, all, domains, shape, written);
-    for (int s = 0; s < R; ++s) plan_source(w, s, counted[s], base, start, cut, domains, shape, written);
+    for (int s = 0; s < R; ++s) plan_source(w, s, counted[s], resolve, domains, shape, written);
   }
   return written.all;
 }

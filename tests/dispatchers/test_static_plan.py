@@ -61,7 +61,7 @@ def plan_guarded(ep: flexep.Dispatcher) -> None:
     back_end.plan = guarded
     movers = [collectives, *([back_end.window] if hasattr(back_end, "window") else [])]
     for mover in movers:
-        for name in ("all_gather", "all_to_all", "publish", "exchange_records"):
+        for name in ("all_gather", "all_to_all", "publish", "exchange_records", "plan"):
             if hasattr(mover, name):
                 setattr(mover, name, lifting(getattr(mover, name)))
 

@@ -6,7 +6,7 @@ M expert-major rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -64,7 +64,8 @@ class Received:
 
     token [N], -1 tail. rows [N, K]: row of each slot, -1 elsewhere. row_src [M]: n * K + k that fills each row, -1
     padding. weights: fp32 [M], 0 on padding, or flat [N, K], 0 elsewhere; None if none came. order [N]: record of each
-    row, -1 tail, if they did not come in order.
+    row, -1 tail, if they did not come in order. If asked for: expert [N, K], local expert of each slot, -1 elsewhere;
+    row_map [M], received row of each expert-major row, -1 padding.
     """
 
     token: torch.Tensor
@@ -72,6 +73,8 @@ class Received:
     row_src: torch.Tensor
     weights: torch.Tensor | None
     order: torch.Tensor | None
+    expert: torch.Tensor | None = None
+    row_map: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -162,19 +165,24 @@ def receive_rows(
     *,
     flat_weights: bool = False,
     peers: Peers | None = None,
+    start_L: torch.Tensor | None = None,
 ) -> Received:
     """Reads the records that came, int32 [N, 1 + K (+ K)].
 
     Args:
         num_rows: M. flat_weights: weights per slot of received rows, not per expert-major row.
         peers: how many records have come, and in which order; None: all, as they lie.
+        start_L: first row of each local expert, if `expert` and `row_map` are asked for.
     """
     meta_Nn = int32("records", meta_Nn, 2)
     device, (N, width), K = meta_Nn.device, meta_Nn.shape, top_k
     if N * K > INT32_MAX:
         raise ArgumentError("received", N, f"at most {INT32_MAX} slots")
     arrival = None if peers is None or peers.hops is None else peers.hops.arrival
-    token, rows, row_src, order = carve(device, N, N * K, num_rows, 0 if arrival is None else N)
+    maps = (0, 0) if start_L is None else (N * K, num_rows)
+    token, rows, row_src, order, expert, row_map = carve(
+        device, N, N * K, num_rows, 0 if arrival is None else N, *maps
+    )
     weights = None  # the caller's in the end, so not of one memory with the plan
     if width > 1 + K:
         weights = torch.empty((N, K) if flat_weights else (num_rows,), dtype=torch.float32, device=device)
@@ -189,11 +197,16 @@ def receive_rows(
         ranks=0 if peers is None else peers.tokens_of.shape[0],
         base=None if peers is None else peers.recv_base,
         arrival=arrival,
+        experts=0 if start_L is None else start_L.shape[0],
+        start=start_L,
         token=token,
         rows=rows,
         weights=weights if flat_weights else None,
+        expert=None if start_L is None else expert,
         row_src=row_src,
         row_weights=None if flat_weights else weights,
+        row_map=None if start_L is None else row_map,
         order=None if arrival is None else order,
     )
-    return Received(token, rows.view(N, K), row_src, weights, None if arrival is None else order)
+    received = Received(token, rows.view(N, K), row_src, weights, None if arrival is None else order)
+    return received if start_L is None else replace(received, expert=expert.view(N, K), row_map=row_map)

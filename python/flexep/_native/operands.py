@@ -87,7 +87,14 @@ def check_operand(name: str, rows: torch.Tensor, *, floats: bool) -> bool:
 def enqueue(call: Callable[..., None], device: torch.device, **fields: object) -> None:
     """Calls a function of the compiled module with the current stream of a CUDA device as `stream`."""
     with torch.cuda.device(device):
-        call(**fields, stream=torch.cuda.current_stream(device).cuda_stream)
+        call(**fields, stream=current_stream(device))
+
+
+def current_stream(device: torch.device) -> int:
+    """The handle of the current stream of a CUDA device; without an index, of the current device."""
+    return torch._C._cuda_getCurrentRawStream(
+        torch.cuda.current_device() if device.index is None else device.index
+    )
 
 
 def index(name: str, idx: torch.Tensor, dim: int, high: int, like: torch.Tensor) -> torch.Tensor:

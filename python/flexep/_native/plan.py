@@ -43,20 +43,26 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Resolved:
-    """Layout of every rank's expert-major rows, the same on all ranks.
+class PlaceRows:
+    """Expert-major rows of every place, the same on all ranks, int32 [E]: rows after the kept-set rule, the same
+    padded, and the rest."""
+
+    kept_E: torch.Tensor
+    padded_E: torch.Tensor
+    dropped_E: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Resolved(PlaceRows):
+    """Where they lie.
 
     rows_R (int64): padded rows in use. base_RE: rows of the place from lower source ranks. start_E: first row of the
-    place on its rank. kept_E, padded_E, dropped_E: rows after the kept-set rule, the same padded, and the rest. cut_R:
-    rows kept per place.
+    place on its rank. cut_R: rows kept per place.
     """
 
     rows_R: torch.Tensor
     base_RE: torch.Tensor
     start_E: torch.Tensor
-    kept_E: torch.Tensor
-    padded_E: torch.Tensor
-    dropped_E: torch.Tensor
     cut_R: torch.Tensor
 
 
@@ -136,7 +142,7 @@ def resolve(counts_RE: torch.Tensor, table: PlanTable, alignment: int, capacity_
     device, E, R = counts_RE.device, table.num_experts, table.num_ranks
     rows, base, start, cut = carve(device, 2 * R, R * E, E, R)
     kept, padded, dropped = carve(device, E, E, E)  # which handles keep
-    out = Resolved(rows.view(torch.int64), base.view(R, E), start, kept, padded, dropped, cut)
+    out = Resolved(kept, padded, dropped, rows.view(torch.int64), base.view(R, E), start, cut)
     run_step(
         _C.resolve_rows,
         device,

@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields
 import torch
 
 from flexep._native._load import _C
-from flexep._native.operands import CODES, address
+from flexep._native.one_sided_plan import RankPlan
+from flexep._native.operands import CODES, address, current_stream
 from flexep.errors import ArgumentError, WindowBroken, WindowBusy
 
 Report = _C.Report  # what one operation did on one rank
@@ -183,6 +184,13 @@ class HostWindows:
             args = _record_args(sends, send_splits, recvs, recv_splits)
             return self._native.exchange_records(args, op, seconds)
 
+    def plan(
+        self, plans: Sequence[RankPlan], counts_op: int, records_op: int, seconds: float
+    ) -> list[list[Report]]:
+        """Runs plans, with a capacity two messages, else the second of them; no step follows one that failed."""
+        with _named():
+            return _C.plan_on_host(self._native, [p.native for p in plans], counts_op, records_op, seconds)
+
     def deliver(self, args: Sequence[Deliver], op: int, seconds: float, lanes: int) -> list[Report]:
         """Tokens to the rows of their experts, on `lanes` threads a rank where rows are placed."""
         with _named():
@@ -255,6 +263,10 @@ class DeviceWindows:
         args = _record_args(sends, send_splits, recvs, recv_splits)
         self._enqueue(_C.device_exchange_records, args, op, seconds)
 
+    def plan(self, plans: Sequence[RankPlan], counts_op: int, records_op: int, seconds: float) -> None:
+        """See HostWindows."""
+        self._enqueue(_C.plan_on_device, [p.native for p in plans], counts_op, records_op, seconds)
+
     def deliver(self, args: Sequence[Deliver], op: int, seconds: float) -> None:
         """See HostWindows."""
         self._enqueue(_C.device_deliver, [one.native for one in args], op, seconds)
@@ -278,7 +290,7 @@ class DeviceWindows:
     def _enqueue(self, launch: Callable[..., None], *args: object) -> None:
         """On the current stream of the windows' GPU, whichever GPU is current."""
         with torch.cuda.device(self._device):
-            launch(self._world, *args, torch.cuda.current_stream(self._device).cuda_stream)
+            launch(self._world, *args, current_stream(self._device))
 
 
 def _publish_args(ints: Sequence[torch.Tensor], all_ints: Sequence[torch.Tensor]) -> list[_C.PublishArgs]:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import torch
 
-from flexep._native.arrivals import HopCounts, Peers, Relayed, Sizes, relay_records
+from flexep._native.arrivals import HopCounts, Peers, Received, Relayed, Sizes, relay_records
 from flexep._native.plan import Assigned, invert_rows
 from flexep.dispatchers.backend import Tensors, sent_tokens
 from flexep.indexing import take_rows, take_slots
 from flexep.transport.window import Window
-from flexep.types import Hops, Route
+from flexep.types import Hops, OneSided, Route
 
 
 def exchange_records(
@@ -69,7 +69,7 @@ def collect_slots(window: Window, routes: Sequence[Route], values: Tensors, op: 
     return home
 
 
-def kept(peers: Peers, relayed: Relayed, order: torch.Tensor | None) -> Hops:
+def _kept(peers: Peers, relayed: Relayed, order: torch.Tensor | None) -> Hops:
     """What later calls need of the two hops."""
     assert order is not None
     counts = _counts(peers)
@@ -81,6 +81,34 @@ def kept(peers: Peers, relayed: Relayed, order: torch.Tensor | None) -> Hops:
         rail_in=counts.rail_in,
         member_out=counts.member_out,
         member_in=counts.member_in,
+    )
+
+
+def make_route(a: Assigned, peers: Peers, received: Received, relayed: Relayed) -> Route:
+    """The route of one rank, which relays too."""
+    return Route(
+        num_tokens=a.slot_row.shape[0],
+        num_rows=received.row_src.shape[0],
+        num_flat=received.token.shape[0],
+        part_rows=received.rows,
+        row_src=received.row_src,
+        home_row=a.send_row,
+        home_rank=a.send_rank,
+        home_slot=a.slot_send,
+        send_token=a.send_token,
+        flat_expert=received.expert,
+        row_map=received.row_map,
+        one_sided=OneSided(
+            tokens_of=peers.tokens_of,
+            send_R=peers.send_R,
+            recv_R=peers.recv_R,
+            recv_token=received.token,
+            recv_base=peers.recv_base,
+            relay_token=relayed.token,
+            relay_base=_counts(peers).relay_base,
+            relay_members=relayed.members,
+            hops=_kept(peers, relayed, received.order),
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from flexep.types import HANDLE_VERSION, DispatchResult, Handle
 
 def make_handle(planned: Planned, places: slice, dispatcher_id: str, rank: int) -> Handle:
     """The handle of one rank, whose experts are at `places`."""
-    route, rows = planned.route, planned.resolved
+    route, rows = planned.route, planned.rows
     recv_rows = route.part_rows
     if route.flat_part is not None:
         recv_rows = take_rows(recv_rows, route.flat_part, -1)
@@ -45,6 +45,8 @@ def make_result(
 
 def _local_experts(handle: Handle) -> torch.Tensor:
     """int32 [N, K]: local expert of each slot of the flat rows, -1 empty: the segment its row falls into."""
+    if handle.route.flat_expert is not None:
+        return handle.route.flat_expert
     ends = handle.padded_counts.cumsum(0)
     expert = torch.searchsorted(ends, handle.recv_rows.contiguous(), right=True).to(torch.int32)
     return torch.where(handle.recv_rows >= 0, expert, -1)

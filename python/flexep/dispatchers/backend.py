@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flexep._native.plan import Counted, PlanTable, Resolved, count_slots
+from flexep._native.plan import Counted, PlaceRows, PlanTable, count_slots
 from flexep.config import DispatcherConfig
 from flexep.errors import Unavailable, WindowBusy
 from flexep.group import Group
@@ -24,11 +24,11 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class Planned:
-    """One rank's plan: its route, the layout of all ranks' rows, and the weights that arrived, if any: fp32 in the
+    """One rank's plan: its route, how many rows each place has, and the weights that arrived, if any: fp32 in the
     dispatcher's layout, [rows] or flat [N, K]."""
 
     route: Route
-    resolved: Resolved
+    rows: PlaceRows
     weights: torch.Tensor | None
 
 

@@ -132,7 +132,7 @@ class Dispatcher:
         self.table = table
         self._id = f"Dispatcher {next(_serial)} ({made.name}, rank {group.rank} of {group.size})"
         self._calls: Calls | None = Calls(made, self._id)
-        # Rows that the last dispatch dropped on all ranks, until somebody has been told.
+        # Rows of each place that the last dispatch dropped, until somebody has been told.
         self._dropped: torch.Tensor | None = None
 
     # -- calls
@@ -223,9 +223,10 @@ class Dispatcher:
         if self._calls is not None:
             self._calls.backend.check()
         dropped, self._dropped = self._dropped, None
-        if dropped is not None and int(dropped):
+        rows = 0 if dropped is None else int(dropped.sum())
+        if rows:
             assert self.config.capacity_rows is not None
-            raise CapacityExceeded(int(dropped), self.config.capacity_rows)
+            raise CapacityExceeded(rows, self.config.capacity_rows)
 
     @property
     def masked_ids(self) -> int:
@@ -283,7 +284,7 @@ class Dispatcher:
         with torch.no_grad():
             planned = calls.backend.plan(counted, weights, published)
         if self.config.capacity_rows is not None and self.config.overflow == "error":
-            self._dropped = planned[0].resolved.dropped_E.sum()
+            self._dropped = planned[0].rows.dropped_E
         handles = [
             make_handle(p, self.table.places(rank), self._id, rank)
             for rank, p in zip(self.group.hosted, planned, strict=True)

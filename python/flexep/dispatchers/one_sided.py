@@ -8,24 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
-from flexep._native.arrivals import (
-    Peers,
-    Received,
-    Relayed,
-    Sizes,
-    count_peers,
-    exact_sizes,
-    receive_rows,
-)
+from flexep._native.arrivals import Sizes, count_peers, exact_sizes, receive_rows
+from flexep._native.one_sided_plan import OneSidedPlanner, RankPlan
 from flexep._native.operands import output
-from flexep._native.plan import (
-    HEADER_INTS,
-    Assigned,
-    Counted,
-    PlanTable,
-    assign_rows,
-    resolve,
-)
+from flexep._native.plan import HEADER_INTS, Counted, PlaceRows, PlanTable, assign_rows, resolve
 from flexep._native.window import Arrivals, Collect, Deliver
 from flexep._native.window import Relayed as RelayedRows
 from flexep.config import DispatcherConfig
@@ -61,6 +47,15 @@ class OneSidedBackend(Backend):
         self.shape = window_shape(config, self.hop_size, num_slices(config, group))
         self.window = make_window(group, self.shape, config.timeout)
         self.collectives = WindowCollectives(self.window)
+        self.planner = OneSidedPlanner(
+            table,
+            config.top_k,
+            config.alignment,
+            config.capacity_rows,
+            config.layout == "flat",
+            TOKENS,
+            group.device,
+        )
         self._none_registered = torch.zeros(group.size, dtype=torch.int32, device=group.device)
 
     @property
@@ -83,11 +78,30 @@ class OneSidedBackend(Backend):
     def plan(
         self, counted: Sequence[Counted], topk_weights: Tensors | None, published: Published
     ) -> list[Planned]:
-        E, config, hosted, said = self.table.num_experts, self.config, self.group.hosted, published.ints
-        places, sent_RR = said[:, HEADER_INTS : HEADER_INTS + E], said[:, HEADER_INTS + E :]
-        resolved = resolve(places, self.table, config.alignment, config.capacity_rows)
+        config, hosted = self.config, self.group.hosted
         sizes = [self._sizes(rank, published, c) for rank, c in zip(hosted, counted, strict=True)]
         weights = [None for _ in counted] if topk_weights is None else list(topk_weights)
+        if self._has_relays:
+            return self._plan_over_hops(counted, weights, published, sizes)
+        plans = [
+            self.planner.prepare(c, rank, size, published.ints, w)
+            for c, rank, size, w in zip(counted, hosted, sizes, weights, strict=True)
+        ]
+        self.window.plan(plans, counts=config.capacity_rows is not None)
+        flat = config.layout == "flat"
+        return [_planned(p, c.topk_idx.shape, flat) for p, c in zip(plans, counted, strict=True)]
+
+    def _plan_over_hops(
+        self,
+        counted: Sequence[Counted],
+        weights: Sequence[torch.Tensor | None],
+        published: Published,
+        sizes: Sequence[Sizes],
+    ) -> list[Planned]:
+        config, hosted, said = self.config, self.group.hosted, published.ints
+        E, flat = self.table.num_experts, config.layout == "flat"
+        places, sent_RR = said[:, HEADER_INTS : HEADER_INTS + E], said[:, HEADER_INTS + E :]
+        resolved = resolve(places, self.table, config.alignment, config.capacity_rows)
         assigned = [
             assign_rows(c, rank, resolved, self.table, num_send=size.left, records=True, weights_TK=w)
             for c, rank, size, w in zip(counted, hosted, sizes, weights, strict=True)
@@ -96,13 +110,16 @@ class OneSidedBackend(Backend):
             kept = [a.send_counts[None] for a in assigned]
             (sent_RR, *_) = self.collectives.all_gather(kept, "dispatch.counts")
         peers = [count_peers(sent_RR, said[:, TOKENS], self.domains, rank) for rank in hosted]
-        relayed, arrived = self._exchange_records(assigned, peers, sizes)
+        relayed, arrived = hops.exchange_records(self.window, assigned, peers, sizes, self.hop_size)
         received = [
-            receive_rows(meta, config.top_k, size.rows, flat_weights=config.layout == "flat", peers=p)
-            for meta, size, p in zip(arrived, sizes, peers, strict=True)
-        ]
+            receive_rows(
+                meta, config.top_k, size.rows, flat_weights=flat, peers=p,
+                start_L=resolved.start_E[self.table.places(rank)] if flat else None,
+            )
+            for meta, size, p, rank in zip(arrived, sizes, peers, hosted, strict=True)
+        ]  # fmt: skip
         return [
-            Planned(_route(*one), resolved, one[2].weights)
+            Planned(hops.make_route(*one), resolved, one[2].weights)
             for one in zip(assigned, peers, received, relayed, strict=True)
         ]
 
@@ -113,21 +130,6 @@ class OneSidedBackend(Backend):
             assert said is not None, "exact mode reads the published integers on the host"
             return exact_sizes(said, self.table, self.domains, config.alignment, rank)
         return most_sizes(config, self.hop_size, counted.topk_idx.shape[0])
-
-    def _exchange_records(
-        self, assigned: Sequence[Assigned], peers: Sequence[Peers], sizes: Sequence[Sizes]
-    ) -> tuple[Sequence[Relayed | None], list[torch.Tensor]]:
-        """What each hosted rank relays, and the records [flat, 1 + K (+ K)] that come to it."""
-        if self._has_relays:
-            return hops.exchange_records(self.window, assigned, peers, sizes, self.hop_size)
-        sends = [a.meta for a in assigned if a.meta is not None]
-        arrived = [
-            meta.new_empty((size.flat, meta.shape[1])) for meta, size in zip(sends, sizes, strict=True)
-        ]
-        self.window.exchange_records(
-            sends, [p.send_R for p in peers], arrived, [p.recv_R for p in peers], "dispatch.meta"
-        )
-        return [None for _ in arrived], arrived
 
     def deliver(
         self,
@@ -245,30 +247,31 @@ class OneSidedBackend(Backend):
         self.window.close()
 
 
-def _route(a: Assigned, peers: Peers, received: Received, relayed: Relayed | None) -> Route:
-    counts = peers.hops
-    return Route(
-        num_tokens=a.slot_row.shape[0],
-        num_rows=received.row_src.shape[0],
-        num_flat=received.token.shape[0],
-        part_rows=received.rows,
-        row_src=received.row_src,
-        home_row=a.send_row,
-        home_rank=a.send_rank,
-        home_slot=a.slot_send,
-        send_token=a.send_token,
+def _planned(plan: RankPlan, slots: Sequence[int], flat: bool) -> Planned:
+    """What a plan has left; `slots`: T and K."""
+    lists, (num_tokens, top_k) = plan.lists, slots
+    num_flat = lists.token.shape[0]
+    route = Route(
+        num_tokens=num_tokens,
+        num_rows=lists.row_src.shape[0],
+        num_flat=num_flat,
+        part_rows=lists.part_rows.view(num_flat, top_k),
+        row_src=lists.row_src,
+        home_row=lists.send_row.view(num_tokens, top_k),
+        home_rank=lists.send_rank.view(num_tokens, top_k),
+        home_slot=lists.slot_send.view(num_tokens, top_k),
+        send_token=lists.send_token,
+        flat_expert=lists.expert.view(num_flat, top_k) if flat else None,
+        row_map=lists.row_map if flat else None,
         one_sided=OneSided(
-            tokens_of=peers.tokens_of,
-            send_R=peers.send_R,
-            recv_R=peers.recv_R,
-            recv_token=received.token,
-            recv_base=peers.recv_base,
-            relay_token=None if relayed is None else relayed.token,
-            relay_base=None if counts is None else counts.relay_base,
-            relay_members=None if relayed is None else relayed.members,
-            hops=None if relayed is None else hops.kept(peers, relayed, received.order),
+            tokens_of=lists.tokens_of,
+            send_R=lists.send,
+            recv_R=lists.recv,
+            recv_token=lists.token,
+            recv_base=lists.recv_base,
         ),
     )
+    return Planned(route, PlaceRows(lists.kept, lists.padded, lists.dropped), plan.weights)
 
 
 def _one_sided(route: Route) -> OneSided:

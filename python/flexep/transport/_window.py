@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from flexep._native import window as native
+from flexep._native.one_sided_plan import RankPlan
 from flexep._native.window import Collect, Deliver, WindowShape
 from flexep.errors import (
     ArgumentError,
@@ -27,12 +28,13 @@ from flexep.group import Group
 from flexep.transport.collectives import Traffic
 from flexep.transport.window_memory import WindowMemory, open_windows
 
+COUNTS, RECORDS = "dispatch.counts", "dispatch.meta"  # the messages of a plan
 # Every operation that a window carries; its place here is the number that travels in the signals.
 OPS = (
     "none",
     "header",  # of every call: ranks in different calls meet there, and say so
-    "dispatch.counts",
-    "dispatch.meta",
+    COUNTS,
+    RECORDS,
     "dispatch.rail_meta",
     "dispatch.rows",
     "dispatch.weights",
@@ -78,6 +80,10 @@ class Window(ABC):
 
         send_R, recv_R: int32 [R], records to and from each rank.
         """
+
+    @abstractmethod
+    def plan(self, plans: Sequence[RankPlan], counts: bool) -> None:
+        """Runs one plan for each hosted rank and its messages: "dispatch.counts", if `counts`, and "dispatch.meta"."""
 
     @abstractmethod
     def deliver(self, args: Sequence[Deliver], op: str) -> None:
@@ -168,4 +174,7 @@ def count(counter: Traffic, moved: Sequence[int], record_bytes: int) -> None:
 
 
 def number_of(op: str) -> int:
-    return OPS.index("header" if op.endswith(".header") else op)
+    return _NUMBERS[op]
+
+
+_NUMBERS = {op: number for number, op in enumerate(OPS)} | {"dispatch.header": 1, "combine.header": 1}

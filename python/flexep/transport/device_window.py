@@ -9,10 +9,11 @@ from contextlib import suppress
 
 import torch
 
+from flexep._native.one_sided_plan import RankPlan
 from flexep._native.window import Collect, Deliver, DeviceWindows, WindowShape
 from flexep.config import Environment
 from flexep.group import Group
-from flexep.transport._window import Window, count, number_of, record_bytes_of
+from flexep.transport._window import COUNTS, RECORDS, Window, count, number_of, record_bytes_of
 from flexep.transport.collectives import Traffic
 from flexep.transport.gpu_memory import is_capturing
 from flexep.transport.window_memory import WindowMemory
@@ -58,6 +59,12 @@ class DeviceWindow(Window):
     ) -> None:
         self._begin(op, record_bytes_of(sends[0]))
         self._windows.exchange_records(sends, send_R, recvs, recv_R, number_of(op), self.timeout)
+
+    def plan(self, plans: Sequence[RankPlan], counts: bool) -> None:
+        if counts:
+            self._begin(COUNTS, 0)
+        self._begin(RECORDS, plans[0].record_bytes)
+        self._windows.plan(plans, number_of(COUNTS), number_of(RECORDS), self.timeout)
 
     def deliver(self, args: Sequence[Deliver], op: str) -> None:
         self._begin(op, 0)

@@ -11,9 +11,10 @@ from functools import partial
 import torch
 
 from flexep._native import window as native
+from flexep._native.one_sided_plan import RankPlan
 from flexep._native.window import Collect, Deliver, HostWindows, WindowShape
 from flexep.group import Group
-from flexep.transport._window import Window, count, number_of, record_bytes_of
+from flexep.transport._window import COUNTS, RECORDS, Window, count, number_of, record_bytes_of
 from flexep.transport.collectives import Traffic
 from flexep.transport.window_memory import WindowMemory
 
@@ -53,6 +54,18 @@ class HostWindow(Window):
         operation = partial(self._windows.exchange_records, sends, send_R, recvs, recv_R)
         self._run(op, operation, own, record_bytes)
 
+    def plan(self, plans: Sequence[RankPlan], counts: bool) -> None:
+        memory = self._alive()
+        reports = self._windows.plan(plans, number_of(COUNTS), number_of(RECORDS), self.timeout)
+        del memory
+        if counts:
+            self._note(COUNTS, reports[0], [self.group.size * 4 for _ in plans])
+        record_bytes = plans[0].record_bytes
+        own = [
+            int(p.lists.send[rank]) * record_bytes for rank, p in zip(self.group.hosted, plans, strict=True)
+        ]
+        self._note(RECORDS, reports[-1], own, record_bytes)
+
     def deliver(self, args: Sequence[Deliver], op: str) -> None:
         row_bytes = [one.x.shape[1] * one.x.element_size() for one in args]
         operation = partial(self._windows.deliver, args, lanes=self._lanes())
@@ -90,13 +103,19 @@ class HostWindow(Window):
         own_bytes: Sequence[int],
         record_bytes: int = 0,
     ) -> None:
-        """Runs one operation, counts what moved, and raises if some wait failed.
-
-        own_bytes: what each hosted rank gives itself. record_bytes: bytes of a record, where several travel as one.
-        """
+        """Runs one operation; see `_note`."""
         memory = self._alive()  # held to the end: another thread may close the window
         reports = operation(op=number_of(op), seconds=self.timeout)
         del memory
+        self._note(op, reports, own_bytes, record_bytes)
+
+    def _note(
+        self, op: str, reports: Sequence[native.Report], own_bytes: Sequence[int], record_bytes: int = 0
+    ) -> None:
+        """Counts what an operation moved, and raises if some wait failed.
+
+        own_bytes: what each hosted rank gives itself. record_bytes: bytes of a record, where several travel as one.
+        """
         counter = self._traffic[op]
         counter.calls += 1
         for report, own in zip(reports, own_bytes, strict=True):

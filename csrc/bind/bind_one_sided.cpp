@@ -1,0 +1,79 @@
+#include <pybind11/stl.h>
+
+#include "bind/bind.h"
+#include "kernels/one_sided_plan.h"
+
+namespace flexep {
+namespace {
+
+namespace py = pybind11;
+using Address = uintptr_t;
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+OneSidedPlan plan(const OneSidedSetup& setup, int rank, int first_place, int places, int tokens,
+                  Address topk_idx, bool wide, bool has_weights, Address weights, Address number,
+                  Address place_counts, Address said, int said_ints, int left, int received, int rows,
+                  Address kept, Address scratch, Address arrived_weights) {
+  const OneSidedInput in{rank,
+                         first_place,
+                         places,
+                         tokens,
+                         {at<const void>(topk_idx), wide},
+                         has_weights,
+                         at<const int32_t>(weights),
+                         at<const int32_t>(number),
+                         at<const int32_t>(place_counts),
+                         at<const int32_t>(said),
+                         said_ints,
+                         left,
+                         received,
+                         rows};
+  return make_plan(setup, in, at<int32_t>(kept), at<int32_t>(scratch), at<int32_t>(arrived_weights));
+}
+
+}  // namespace
+
+void bind_one_sided(py::module_& m) {
+  py::class_<OneSidedSetup>(m, "OneSidedSetup", "What all plans of a dispatcher over windows share.")
+      .def(py::init([](const TableView& table, int top_k, int alignment, int64_t capacity, bool flat,
+                       bool on_device, int tokens_at) {
+             return OneSidedSetup{table, top_k, alignment, capacity, flat, tokens_at, on_device};
+           }),
+           py::kw_only(), py::arg("table"), py::arg("top_k"), py::arg("alignment"), py::arg("capacity"),
+           py::arg("flat"), py::arg("on_device"), py::arg("tokens_at"));
+  m.def(
+      "kept_ints",
+      [](const OneSidedSetup& setup, int tokens, int left, int received, int rows) {
+        const KeptInts ints = kept_ints(setup, tokens, left, received, rows);
+        return std::vector<int64_t>(ints.begin(), ints.end());
+      },
+      py::arg("setup"), py::arg("tokens"), py::arg("left"), py::arg("received"), py::arg("rows"));
+  m.def("scratch_ints", &scratch_ints, py::arg("setup"), py::arg("tokens"), py::arg("left"),
+        py::arg("received"), py::arg("has_weights"));
+  py::class_<OneSidedPlan>(m, "OneSidedPlan", "One rank's steps of a plan, in memory that its caller keeps.")
+      .def(py::init(&plan), py::arg("setup"), py::arg("rank"), py::arg("first_place"), py::arg("places"),
+           py::arg("tokens"), py::arg("topk_idx"), py::arg("wide"), py::arg("has_weights"),
+           py::arg("weights"), py::arg("number"), py::arg("place_counts"), py::arg("said"),
+           py::arg("said_ints"), py::arg("left"), py::arg("received"), py::arg("rows"), py::arg("kept"),
+           py::arg("scratch"), py::arg("arrived_weights"));
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  m.def(
+      "plan_on_host",
+      [](HostWindows& windows, const std::vector<OneSidedPlan>& ranks, int counts, int records,
+         double seconds) { return plan_on_host(windows, ranks, {counts, records, seconds}); },
+      unlocked, py::arg("windows"), py::arg("ranks"), py::arg("counts_op"), py::arg("records_op"),
+      py::arg("seconds"));
+  m.def(
+      "plan_on_device",
+      [](const DeviceWorld& world, const std::vector<OneSidedPlan>& ranks, int counts, int records,
+         double seconds,
+         Address stream) { plan_on_device(world, ranks, {counts, records, seconds}, stream); },
+      unlocked, py::arg("world"), py::arg("ranks"), py::arg("counts_op"), py::arg("records_op"),
+      py::arg("seconds"), py::arg("stream"));
+}
+
+}  // namespace flexep
