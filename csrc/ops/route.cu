@@ -4,6 +4,7 @@
 #include "base/cuda_check.h"
 #include "base/math.h"
 #include "ops/route.h"
+#include "ops/route_registers.h"
 #include "ops/route_warp.h"
 
 namespace flexep {
@@ -19,7 +20,8 @@ struct GpuWarp {
   __device__ unsigned max(unsigned x) const { return __reduce_max_sync(kAll, x); }
   __device__ unsigned min(unsigned x) const { return __reduce_min_sync(kAll, x); }
   __device__ unsigned swap(unsigned x, int step) const { return __shfl_xor_sync(kAll, x, step); }
-  __device__ int count(bool x) const { return __popc(__ballot_sync(kAll, x)); }
+  __device__ unsigned from(unsigned x, int lane) const { return __shfl_sync(kAll, x, lane); }
+  __device__ unsigned vote(bool x) const { return __ballot_sync(kAll, x); }
   __device__ Packet load(const Packet* at) const {
     const uint4 v = __ldg(reinterpret_cast<const uint4*>(at));
     return {v.x, v.y, v.z, v.w};
@@ -61,6 +63,16 @@ __global__ void __launch_bounds__(kMostWarps* kWarpLanes, kLeastCtas<Args>)
   run_token<Logit>(a, token, RouteScratch::at(mine, a.experts));
 }
 
+constexpr int kHeldWarps = 4;  // of a CTA: small ones leave room for the next sooner
+
+template <class Logit>
+__global__ void __launch_bounds__(kHeldWarps* kWarpLanes, 10) route_held_kernel(const RouteArgs a) {
+  __shared__ std::uint32_t taken[kHeldWarps][kRouteMaxTopK];
+  const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kHeldWarps + warp;
+  if (token < a.tokens) route_held<GpuWarp, Logit>(GpuWarp{}, a, token, taken[warp]);
+}
+
 template <class Args, class Logit>
 void launch_as(const Args& a, cudaStream_t stream) {
   const std::int64_t words = RouteScratch::words(a.experts, a.rule.num_groups);
@@ -77,6 +89,13 @@ void launch_as(const Args& a, cudaStream_t stream) {
   cuda_check(cudaGetLastError(), "router launch");
 }
 
+void launch_held(const RouteArgs& a, cudaStream_t stream) {
+  const auto grid = static_cast<unsigned>(ceil_div(a.tokens, std::int64_t{kHeldWarps}));
+  const auto kernel = a.dtype == DType::bf16 ? route_held_kernel<std::uint16_t> : route_held_kernel<float>;
+  kernel<<<grid, kHeldWarps * kWarpLanes, 0, stream>>>(a);
+  cuda_check(cudaGetLastError(), "router launch");
+}
+
 template <class Args>
 void launch(const Args& a, std::uintptr_t stream) {
   if (a.tokens == 0) return;
@@ -88,7 +107,12 @@ void launch(const Args& a, std::uintptr_t stream) {
 
 }  // namespace
 
-void launch_route(const RouteArgs& args, std::uintptr_t stream) { launch(args, stream); }
+void launch_route(const RouteArgs& args, std::uintptr_t stream) {
+  if (args.tokens > 0 && fits_registers(args.rule, args.experts))
+    launch_held(args, reinterpret_cast<cudaStream_t>(stream));
+  else
+    launch(args, stream);
+}
 void launch_route_grad(const RouteGradArgs& args, std::uintptr_t stream) { launch(args, stream); }
 
 }  // namespace flexep

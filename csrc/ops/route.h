@@ -1,6 +1,6 @@
 // The router in one pass over the logits: the experts of each token, their weights, and the probabilities that the
-// balancing losses sum. docs/router.md has the formulae. Every product, sum, exponential and tie is fixed (route_math.h),
-// so host and device write the same bits; a NaN comes out as the canonical one.
+// balancing losses sum. docs/router.md has the formulae. Every product, sum, exponential and tie is fixed
+// (route_math.h), so host and device write the same bits; a NaN comes out as the canonical one.
 #pragma once
 #include <cstdint>
 

@@ -32,8 +32,8 @@ FLEXEP_CONVERT float at_most(float x, float c) {
 #endif
 }
 
-/// e^x of a number between -105 and 88.8, as 2^n times a polynomial: first times 2^(n + kStep), which must be exact, then
-/// times 2^-kStep, which rounds a subnormal once. No branch, so that a GPU works on several at a time.
+/// e^x of a number between -105 and 88.8, as 2^n times a polynomial: first times 2^(n + kStep), which must be exact,
+/// then times 2^-kStep, which rounds a subnormal once. No branch, so that a GPU works on several at a time.
 template <int kStep>
 FLEXEP_CONVERT float exp_within(float x) {
   const float shifted = x * 1.44269504f + 12582912.0f;  // its low bits are n, the nearest integer
@@ -50,9 +50,12 @@ FLEXEP_CONVERT float exp_within(float x) {
   return float_of(bits_of(y) + (bits_of(shifted) << 23) + kRaise) * (kStep > 0 ? 0x1p-64f : 0x1p64f);
 }
 
+/// e^x for x <= 0; 0 for NaN.
+FLEXEP_CONVERT float exp_falling_number(float x) { return exp_within<64>(at_least(x, -105.0f)); }
+
 /// e^x for x <= 0, or NaN.
 FLEXEP_CONVERT float exp_falling(float x) {
-  const float y = exp_within<64>(at_least(x, -105.0f));
+  const float y = exp_falling_number(x);
   return x != x ? x : y;
 }
 
@@ -67,9 +70,25 @@ FLEXEP_CONVERT float log1p_fixed(float t) {
   return twice + twice * (z * q);
 }
 
-/// 1 / (1 + e^-x). Beside 1, e^-40 is nothing.
+/// 1 / x for x from 1 to 2^125, without the branch by which a GPU's division looks for subnormal quotients: a branch
+/// keeps it from working on several at a time.
+FLEXEP_CONVERT float reciprocal_within(float x) {
+#if defined(__CUDA_ARCH__)
+  const float near = __fdividef(1.0f, x);  // within 1 ulp, which this step rounds as IEEE division does
+  return __fmaf_rn(near, __fmaf_rn(-x, near, 1.0f), near);
+#else
+  return 1.0f / x;
+#endif
+}
+
+/// From here on reciprocal_within serves a sigmoid: e^86 < 2^125.
+inline constexpr float kSigmoidTail = -86.0f;
+
+/// 1 / (1 + e^-x). Beside 1, e^-40 is nothing. kTail: x may be below kSigmoidTail.
+template <bool kTail = true>
 FLEXEP_CONVERT float sigmoid_fixed(float x) {
-  const float y = 1.0f / (1.0f + exp_within<-64>(at_least(at_most(-x, 88.8f), -40.0f)));
+  const float below = 1.0f + exp_within<-64>(at_least(at_most(-x, 88.8f), -40.0f));
+  const float y = kTail ? 1.0f / below : reciprocal_within(below);
   return x != x ? x : y;
 }
 
@@ -94,7 +113,9 @@ FLEXEP_CONVERT float slope_of(Score score, float logit, float value) {
 /// Unsigned integers in the order of floats: -0 is +0, NaN is the largest. Never 0, which stands for "taken".
 FLEXEP_CONVERT std::uint32_t order_of(float x) {
   const std::uint32_t u = bits_of(x + 0.0f);
+#if !defined(__CUDA_ARCH__)  // a GPU's sum is never another NaN than 0x7fffffff
   if (is_nan_bits(u)) return 0xffffffffu;
+#endif
   return u ^ (static_cast<std::uint32_t>(static_cast<std::int32_t>(u) >> 31) | 0x80000000u);
 }
 

@@ -1,7 +1,8 @@
-// The router's text for a warp: 32 lanes a token, experts dealt to lanes e % 32, one chosen expert in each lane. Warp is
-// rank(), sync(), max(unsigned), min(unsigned), count(bool) and sum(float) over its lanes, swap(x, step) with lane
-// rank() ^ step, and load and store of 16 bytes; a GPU's warp in route.cu, 32 fibers in tests/ops/route_lanes.cpp. route_cpu.cpp says the same for one lane, in other
-// words.
+// The router's text for a warp: 32 lanes a token, experts dealt to lanes e % 32, one chosen expert in each lane. Warp
+// is rank(), sync(), max(unsigned), min(unsigned), vote(bool) and sum(float) over its lanes, swap(x, step) with lane
+// rank() ^ step, from(x, lane), and load and store of 16 bytes; a GPU's warp in route.cu, 32 fibers in
+// tests/ops/route_lanes.cpp. route_cpu.cpp says the same for one lane, in other words. Tokens of few experts stay in
+// registers: route_registers.h.
 #pragma once
 #include <cstdint>
 
@@ -246,25 +247,22 @@ FLEXEP_HD float share_of_chosen(const Warp& warp, float logit, bool has) {
   return part / warp.sum(part);
 }
 
-template <class Warp, class Logit>
-FLEXEP_HD void route_token(const Warp& warp, const RouteArgs& a, std::int64_t token, const RouteScratch& s) {
+/// Whether the token is padding; its outputs are then written.
+template <class Warp>
+FLEXEP_HD bool write_padding(const Warp& warp, const RouteArgs& a, std::int64_t token) {
+  if (!a.padding || !a.padding[token]) return false;
+  const std::int64_t at = token * a.rule.top_k + warp.rank();
+  if (a.probs) each_own(warp, a.experts, [&](int e) { a.probs[token * a.experts + e] = 0.0f; });
+  if (warp.rank() < a.rule.top_k) a.ids[at] = -1, a.weights[at] = 0.0f;
+  return true;
+}
+
+/// Writes ids and weights of the chosen experts, one a lane; `logit` is that of this lane's.
+template <class Warp>
+FLEXEP_HD void write_chosen(const Warp& warp, const RouteArgs& a, std::int64_t token, int id, float logit,
+                            const Spread& spread) {
   const RouteRule& rule = a.rule;
-  const int lane = warp.rank(), K = rule.top_k;
-  float* const probs = a.probs ? a.probs + token * a.experts : nullptr;
-  const bool has = lane < K;
-  if (a.padding && a.padding[token]) {
-    if (probs) each_own(warp, a.experts, [&](int e) { probs[e] = 0.0f; });
-    if (has) a.ids[token * K + lane] = -1, a.weights[token * K + lane] = 0.0f;
-    return;
-  }
-  load_row(warp, s.logit, static_cast<const Logit*>(a.logits) + token * a.experts, a.experts);
-  Spread spread = {0.0f, 0.0f};
-  if (probs || rule.score == Score::softmax) spread = score_all(warp, rule, s, a.experts);
-  make_keys(warp, a, s, spread.total, probs);
-  if (rule.num_groups > 1) keep_best_groups(warp, rule, s, a.experts);
-  int id = 0;
-  take_best(warp, s.word, a.experts, K, [&](int k, int e) { id = lane == k ? e : id; });
-  const float logit = has ? s.logit[id] : 0.0f;
+  const bool has = warp.rank() < rule.top_k;
   float weight = 0.0f;
   if (rule.score == Score::softmax_after)
     weight = share_of_chosen(warp, logit, has);
@@ -272,7 +270,23 @@ FLEXEP_HD void route_token(const Warp& warp, const RouteArgs& a, std::int64_t to
     weight = rule.score == Score::softmax ? exp_falling(logit - spread.high) / spread.total
                                           : score_of(rule.score, logit);
   if (rule.divides()) weight = weight / (warp.sum(weight) + kRouteEpsilon);
-  if (has) a.ids[token * K + lane] = id, a.weights[token * K + lane] = canonical(weight * rule.scaling);
+  const std::int64_t at = token * rule.top_k + warp.rank();
+  if (has) a.ids[at] = id, a.weights[at] = canonical(weight * rule.scaling);
+}
+
+template <class Warp, class Logit>
+FLEXEP_HD void route_token(const Warp& warp, const RouteArgs& a, std::int64_t token, const RouteScratch& s) {
+  const RouteRule& rule = a.rule;
+  if (write_padding(warp, a, token)) return;
+  float* const probs = a.probs ? a.probs + token * a.experts : nullptr;
+  load_row(warp, s.logit, static_cast<const Logit*>(a.logits) + token * a.experts, a.experts);
+  Spread spread = {0.0f, 0.0f};
+  if (probs || rule.score == Score::softmax) spread = score_all(warp, rule, s, a.experts);
+  make_keys(warp, a, s, spread.total, probs);
+  if (rule.num_groups > 1) keep_best_groups(warp, rule, s, a.experts);
+  int id = 0;
+  take_best(warp, s.word, a.experts, rule.top_k, [&](int k, int e) { id = warp.rank() == k ? e : id; });
+  write_chosen(warp, a, token, id, warp.rank() < rule.top_k ? s.logit[id] : 0.0f, spread);
 }
 
 /// Gradient of a chosen expert's logit by the weights; for softmax of its score, since the others depend on it too.
@@ -324,7 +338,7 @@ FLEXEP_HD void route_grad_token(const Warp& warp, const RouteGradArgs& a, std::i
   const int lane = warp.rank(), K = rule.top_k;
   Logit* const out = static_cast<Logit*>(a.grad_logits) + token * a.experts;
   const int id = lane < K ? a.ids[token * K + lane] : -1;
-  if (warp.count(id >= 0) == 0) {
+  if (warp.vote(id >= 0) == 0) {
     each_own(warp, a.experts, [&](int e) { out[e] = Logit{}; });
     return;
   }

@@ -14,13 +14,13 @@
 #include <string>
 #include <vector>
 
-#include "ops/route_warp.h"
+#include "ops/route_registers.h"
 
 namespace {
 
 using namespace flexep;
 
-enum class Meet { none, sync, max, min, count, sum, swap };
+enum class Meet { none, sync, max, min, vote, sum, swap };
 
 struct Lane {
   ucontext_t context;
@@ -59,7 +59,8 @@ struct FiberWarp {
     lanes[lane].step = step;
     return meet(lane, Meet::swap, x);
   }
-  int count(bool x) const { return static_cast<int>(meet(lane, Meet::count, x)); }
+  unsigned from(unsigned x, int other) const { return swap(x, lane ^ other); }
+  unsigned vote(bool x) const { return meet(lane, Meet::vote, x); }
   Packet load(const Packet* at) const { return *at; }
   void store(float* at, const Packet& p) const { std::memcpy(at, p.word, sizeof p); }
   float sum(float x) const { return float_of(meet(lane, Meet::sum, bits_of(x))); }
@@ -73,7 +74,10 @@ struct FiberWarp {
     words.push_back(lane.word);
   }
   std::uint32_t result = words[0];
-  if (at == Meet::count) result = std::count(words.begin(), words.end(), 1u);
+  if (at == Meet::vote) {
+    result = 0;
+    for (int i = 0; i < kWarpLanes; ++i) result |= words[i] << i;
+  }
   if (at == Meet::max) result = *std::max_element(words.begin(), words.end());
   if (at == Meet::min) result = *std::min_element(words.begin(), words.end());
   for (int step = kWarpLanes / 2; at == Meet::sum && step > 0; step /= 2) {
@@ -124,7 +128,9 @@ struct Problem {
 
   explicit Problem(std::mt19937& random) {
     auto upto = [&](int n) { return static_cast<int>(random() % (n + 1)); };
-    const int size = 1 + upto(upto(3) ? 9 : 70), groups = upto(1) ? 1 : 1 + upto(upto(4) ? 5 : 39);
+    const bool whole = upto(3) == 0;  // groups of 32, 64 ..
+    const int some = upto(1) ? 1 : 1 + upto(upto(4) ? 5 : 39), groups = whole ? 1 + upto(7) : some;
+    const int size = whole ? kWarpLanes * (1 + upto(kLaneExperts / groups - 1)) : 1 + upto(upto(3) ? 9 : 70);
     tokens = 3, experts = size * groups;
     const int chosen = 1 + upto(groups - 1);
     rule = {static_cast<Score>(upto(3)),
@@ -142,7 +148,9 @@ struct Problem {
       if (wild && upto(9) == 0) return strange[upto(3)];
       return levels ? static_cast<float>(upto(2)) - 1.0f : normal(random);
     };
-    for (int i = 0; i < tokens * experts; ++i) logits.push_back(value());
+    const float crowd = upto(3) ? 0.0f : 9.0f;  // on the experts of one lane
+    for (int i = 0; i < tokens * experts; ++i)
+      logits.push_back(value() + (i % experts % kWarpLanes == 3 ? crowd : 0.0f));
     for (float x : logits) narrow.push_back(f32_to_bf16(x));
     for (int i = 0; i < experts && rule.num_groups % 2; ++i) bias.push_back(0.3f * normal(random));
     for (int i = 0; i < tokens && upto(1); ++i) padding.assign({0, 1, 0});
@@ -199,14 +207,21 @@ struct Outcome {
   }
 };
 
+/// By lanes in ascending or descending turns; held: in registers.
 template <class Logit>
-void by_lanes(Problem& p, Outcome& out, bool ascending) {
+void by_lanes(Problem& p, Outcome& out, bool ascending, bool held) {
   std::vector<Packet> shared(RouteScratch::words(p.experts, p.rule.num_groups) / 4);
   const auto scratch = RouteScratch::at(reinterpret_cast<std::uint32_t*>(shared.data()), p.experts);
   const RouteArgs args = out.args(p);
   const RouteGradArgs grad_args = out.grad_args(p);
   for (int token = 0; token < p.tokens; ++token) {
-    body = [&](int lane) { route_token<FiberWarp, Logit>({lane}, args, token, scratch); };
+    std::uint32_t taken[kRouteMaxTopK];
+    body = [&](int lane) {
+      if (held)
+        route_held<FiberWarp, Logit>({lane}, args, token, taken);
+      else
+        route_token<FiberWarp, Logit>({lane}, args, token, scratch);
+    };
     run_lanes(ascending);
   }
   for (int token = 0; token < p.tokens; ++token) {
@@ -215,27 +230,38 @@ void by_lanes(Problem& p, Outcome& out, bool ascending) {
   }
 }
 
+/// Whether the lanes write what the specification does; prints the first difference.
+bool agrees(Problem& p, int world, bool held) {
+  Outcome one(p), many(p);
+  route(one.args(p), 1);
+  route_grad(one.grad_args(p), 1);
+  if (p.dtype == DType::bf16)
+    by_lanes<std::uint16_t>(p, many, world % 2, held);
+  else
+    by_lanes<float>(p, many, world % 2, held);
+  const auto want = one.words(), got = many.words();
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    if (want[i] == got[i]) continue;
+    std::printf("world %d%s, word %zu of %zu (%zu ids): %08x, not %08x; E %d K %d groups %d score %d\n",
+                world, held ? " in registers" : "", i, want.size(), one.ids.size(), got[i], want[i],
+                p.experts, p.rule.top_k, p.rule.num_groups, static_cast<int>(p.rule.score));
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 int main() {
   std::mt19937 random(5);
+  int held = 0, grouped = 0;
   for (int world = 0; world < 600; ++world) {
     Problem p(random);
-    Outcome one(p), many(p);
-    route(one.args(p), 1);
-    route_grad(one.grad_args(p), 1);
-    if (p.dtype == DType::bf16)
-      by_lanes<std::uint16_t>(p, many, world % 2);
-    else
-      by_lanes<float>(p, many, world % 2);
-    const auto want = one.words(), got = many.words();
-    for (std::size_t i = 0; i < want.size(); ++i) {
-      if (want[i] == got[i]) continue;
-      std::printf("world %d, word %zu of %zu (%zu ids): %08x, not %08x; E %d K %d groups %d score %d\n",
-                  world, i, want.size(), one.ids.size(), got[i], want[i], p.experts, p.rule.top_k,
-                  p.rule.num_groups, static_cast<int>(p.rule.score));
-      return 1;
-    }
+    if (!agrees(p, world, false)) return 1;
+    if (!fits_registers(p.rule, p.experts)) continue;
+    if (!agrees(p, world, true)) return 1;
+    ++held, grouped += p.rule.num_groups > 1;
   }
+  if (held < 200 || grouped < 50) return 1;
   std::puts("equal");
 }

@@ -26,6 +26,8 @@ WIDER: tuple[dict[str, Any], ...] = (
     {"num_experts": 1, "top_k": 1},
     {"num_experts": 7, "top_k": 7, "pre_softmax": False},
     {"num_experts": 33, "top_k": 5, "score": "sigmoid", "num_groups": 11, "topk_groups": 4},
+    {"num_experts": 192, "top_k": 12, "score": "sigmoid", "num_groups": 3, "topk_groups": 2},
+    {"num_experts": 100, "top_k": 32},
     {"num_experts": 40, "top_k": 4, "num_groups": 40, "topk_groups": 9, "score": "sqrt_softplus"},
     {"num_experts": 4096, "top_k": 32, "num_groups": 64, "topk_groups": 8},
     {"num_experts": 16384, "top_k": 8, "score": "sigmoid", "num_groups": 16384, "topk_groups": 100},
@@ -83,6 +85,19 @@ def test_has_the_bits_of_the_composition_on_the_gpu(options: dict[str, Any], bia
         assert_bits(fused.idx, idx_TK.int())
         assert_bits(fused.weights, weigh(logits_TE, idx_TK, config))
         assert_bits(fused.probs, probabilities(logits_TE, config))
+
+
+def test_sigmoids_of_every_size() -> None:
+    """Ordinary logits are divided without a branch, those below -86 with one."""
+    logits_TE = torch.linspace(-100.0, 45.0, 8192 * 256).view(8192, 256)
+    strewn_TE = logits_TE.view(-1)[torch.randperm(8192 * 256, generator=generator(5))].view(8192, 256)
+    bias_E = torch.zeros(256)
+    for each_TE in (logits_TE, strewn_TE):
+        options: dict[str, Any] = {"top_k": 32, "score": "sigmoid", "with_probs": True}
+        want = route(each_TE, bias_E, **options)
+        got = route(each_TE.cuda(), bias_E.cuda(), **options)
+        for mine, other in zip(got, want, strict=True):
+            assert_bits(mine.cpu(), other)
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (1, 8), (8192, 256), (100_003, 12)])

@@ -64,7 +64,38 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_seen(name: str, tmp_path: Path) -> None:
-    done = run_lanes(tmp_path, copy_planted(tmp_path, "ops/route_warp.h", *MUTANTS[name]))
+IN_REGISTERS = {
+    "NaN is a number": ("h.logit[j] - high)", "(high == high ? h.logit[j] - high : 0.0f))"),
+    "a tie has many winners": ("if (is_tie(warp.vote(won)))", "if (false)"),
+    "a lane gives two at most": ("if (--mine.left > 0) continue;", "continue;"),
+    "a tie with the last that was taken is lost": (
+        "h.key[j] < key || (h.key[j] == key && index > at)",
+        "h.key[j] < key",
+    ),
+    "ids are read before they are taken": ("    });\n  }\n  warp.sync();", "    });\n  }"),
+    "two equal bests of a group count once": ("first == top && !tie ? second", "first == top ? second"),
+    "the second best of a lane is forgotten": (
+        "first == top && !tie ? second : first",
+        "first == top && !tie ? 0 : first",
+    ),
+    "equal groups go to the higher": ("other == mine && g < warp.rank()", "other == mine && g > warp.rank()"),
+    "groups end after 32 experts": ("g = 0, left = each;", "g = 0, left = 1;"),
+    "what is no expert is in the sum": ("total += e < experts ? h.score[j] : 0.0f", "total += h.score[j]"),
+    "what is no expert is chosen": (
+        "h.key[j] = e < experts ? order_of(key) : 0;",
+        "h.key[j] = order_of(key);",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        *(("ops/route_warp.h", name) for name in MUTANTS),
+        *(("ops/route_registers.h", name) for name in IN_REGISTERS),
+    ],
+)
+def test_a_planted_bug_is_seen(file: str, name: str, tmp_path: Path) -> None:
+    mutants = MUTANTS if file == "ops/route_warp.h" else IN_REGISTERS
+    done = run_lanes(tmp_path, copy_planted(tmp_path, file, *mutants[name]))
     assert done.returncode != 0, f"{name}: {done.stdout}"
