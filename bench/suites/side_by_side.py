@@ -81,6 +81,16 @@ def measure(
             emit(one)
 
 
+def runs_of(written: Entry) -> list[Entry]:
+    """The runs of a file that this suite has written, each with its rows and the targets that they reach."""
+    found, begin = [], 0
+    for one in written["runs"]:
+        end = begin + one["rows"]
+        found.append({**one, **{name: written[name][begin:end] for name in ("results", "reached")}})
+        begin = end
+    return found
+
+
 def table(runs: list[Entry]) -> str:
     """One line a library, operation and case."""
     lines = []
@@ -121,7 +131,10 @@ def main() -> int:
                 given.out, "bench.suites.side_by_side", given.commit, versions=versions(),
                 machine=machine_facts(given.device), results=[row for one in runs for row in one["results"]],
                 reached=[levels for one in runs for levels in one["reached"]],
-                runs=[{k: v for k, v in one.items() if k not in ("results", "reached", "details")} for one in runs],
+                runs=[
+                    {k: v for k, v in one.items() if k not in ("results", "reached", "details")}
+                    | {"rows": len(one["results"])} for one in runs
+                ],
             )  # fmt: skip
 
     measure(grid(given.device, given.ranks), given.device, given.ranks, emit)

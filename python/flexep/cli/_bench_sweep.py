@@ -70,21 +70,27 @@ def _beside_table(result: dict[str, Any]) -> Table:
 
 def plot_sweep(path: Path, result: dict[str, Any]) -> None:
     """Writes a PNG: a curve a library, dispatch and combine side by side. Raises Unavailable without matplotlib."""
-    plt = pyplot()
     key, values = result["sweep"]["key"], result["sweep"]["values"]
+    draw_sweep(path, key, values, {op: curves(result, op) for op in ("dispatch", "combine")})
+
+
+def draw_sweep(path: Path, key: str, values: list[int], found: dict[str, dict[str, Curve]]) -> None:
+    """Writes a PNG: by operation, the curves by name. The copy engine and a model are dashed; names that end alike
+    behind a comma have one colour. Raises Unavailable without matplotlib."""
+    plt = pyplot()
+    kinds = list(dict.fromkeys(_kind(name) for by_name in found.values() for name in by_name))
     with plt.rc_context(STYLE):
         figure, both = plt.subplots(1, 2, figsize=(9.6, 3.6), sharey=True, layout="constrained")
-        for axes, op in zip(both, ("dispatch", "combine"), strict=True):
-            for i, (name, curve) in enumerate(curves(result, op).items()):
-                engine = name == "copy_engine"
-                colour, dash = (GREY, "--") if engine else (COLOURS[i % len(COLOURS)], "-")
+        for axes, (op, by_name) in zip(both, found.items(), strict=True):
+            for name, curve in by_name.items():
+                given = name.startswith(("copy_engine", "model"))
                 axes.plot(
                     list(curve),
                     list(curve.values()),
-                    dash,
-                    color=colour,
+                    "--" if given else "-",
+                    color=GREY if name == "copy_engine" else COLOURS[kinds.index(_kind(name)) % len(COLOURS)],
                     label=name,
-                    marker="" if engine else "o",
+                    marker="" if given else "o",
                 )
             axes.set_title(op, loc="left", fontsize=10)
             axes.set_xscale("log", base=2)
@@ -97,3 +103,7 @@ def plot_sweep(path: Path, result: dict[str, Any]) -> None:
         both[1].legend(frameon=False, fontsize=8)
         figure.savefig(path, dpi=160)
         plt.close(figure)
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(", ")[2]
