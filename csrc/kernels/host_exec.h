@@ -29,8 +29,8 @@ struct Report {
 };
 
 /// The windows of all ranks as this process can address them, and the state of the ranks that it plays. Operations are
-/// collective: every rank runs the same ones in the same order, one at a time (WindowBusy), and none after one that failed
-/// (WindowBroken). The memory belongs to the caller and outlives this object.
+/// collective: every rank runs the same ones in the same order, one at a time (WindowBusy), and none after one that
+/// failed (WindowBroken). The memory belongs to the caller and outlives this object.
 class HostWindows {
  public:
   /// `windows`: address of each rank's zeroed memory, WindowLayout(shape).bytes long. `hosted`: ranks played here.

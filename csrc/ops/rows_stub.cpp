@@ -1,5 +1,5 @@
-// Stands in for rows_gather.cu, rows_reduce.cu, cast.cu and segments.cu in a build without nvcc: every entry raises with the option
-// to set.
+// Stands in for rows_gather.cu, rows_reduce.cu, cast.cu and segments.cu in a build without nvcc: every entry raises with
+// the option to set.
 #if !defined(FLEXEP_WITH_CUDA)
 #include "base/error.h"
 #include "ops/cast.h"

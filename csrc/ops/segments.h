@@ -1,4 +1,5 @@
-// Index maps between two layouts of the same segments of rows: padding, its removal and sorted chunks are gathers by them.
+// Index maps between two layouts of the same segments of rows: padding, its removal and sorted chunks are gathers by
+// them.
 #pragma once
 #include <cstdint>
 

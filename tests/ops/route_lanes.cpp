@@ -1,6 +1,7 @@
-// The router's text for a warp (ops/route_warp.h), run by 32 lanes on the CPU, must write what ops/route_cpu.cpp writes,
-// bit for bit. Lanes are fibers: each runs until it meets the others. Only sync() orders memory between lanes, as on a
-// GPU: under TSan every lane is a thread of its own, so a missing sync is a report. Prints the first difference, exits 1.
+// The router's text for a warp (ops/route_warp.h, and route_registers.h where it fits), run by 32 lanes on the CPU, must
+// write what ops/route_cpu.cpp writes, bit for bit. Lanes are fibers: each runs until it meets the others. Only sync()
+// orders memory between lanes, as on a GPU: under TSan every lane is a thread of its own, so a missing sync is a report.
+// Prints the first difference, exits 1.
 #include <sanitizer/tsan_interface.h>
 #include <ucontext.h>
 
