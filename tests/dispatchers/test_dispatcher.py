@@ -126,7 +126,7 @@ def watch(ep: flexep.Dispatcher) -> list[int]:
     """Bytes of every tensor that a collective of `ep` returns to one rank."""
     seen: list[int] = []
     collectives = ep._alive().backend.collectives
-    for name in ("all_gather", "all_to_all"):
+    for name in ("all_gather", "all_to_all", "gather_ints"):
         original = getattr(collectives, name)
 
         def call(*args, original=original):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache
 
 import torch
 
@@ -22,7 +22,7 @@ def run_step(step: Callable[..., None], device: torch.device, *shared: object, *
         k: v.data_ptr() if isinstance(v, torch.Tensor) else 0 if v is None else v for k, v in values.items()
     }
     if device.type == "cuda":
-        enqueue(partial(step, *shared), device, **fields)
+        enqueue(step, device, *shared, **fields)
     else:
         step(*shared, **fields, stream=None)
 
@@ -48,7 +48,10 @@ def int32(name: str, tensor: torch.Tensor, dim: int) -> torch.Tensor:
 
 def workspace_ints(experts: int, ranks: int, device: torch.device) -> int:
     """Integers of scratch memory that any step over that many experts and ranks can do with."""
-    return _C.plan_workspace_ints(experts, ranks, device.type == "cuda")
+    return _workspace_ints(experts, ranks, device.type == "cuda")
+
+
+_workspace_ints = cache(_C.plan_workspace_ints)
 
 
 def workspace(experts: int, ranks: int, device: torch.device) -> torch.Tensor:

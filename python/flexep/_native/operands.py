@@ -84,17 +84,17 @@ def check_operand(name: str, rows: torch.Tensor, *, floats: bool) -> bool:
     return True
 
 
-def enqueue(call: Callable[..., None], device: torch.device, **fields: object) -> None:
-    """Calls a function of the compiled module with the current stream of a CUDA device as `stream`."""
-    with torch.cuda.device(device):
-        call(**fields, stream=current_stream(device))
-
-
-def current_stream(device: torch.device) -> int:
-    """The handle of the current stream of a CUDA device; without an index, of the current device."""
-    return torch._C._cuda_getCurrentRawStream(
-        torch.cuda.current_device() if device.index is None else device.index
-    )
+def enqueue(call: Callable[..., None], device: torch.device, *shared: object, **fields: object) -> None:
+    """Calls a function of the compiled module with the current stream of a CUDA device as `stream`, on that device; one
+    without an index is the current one."""
+    here = torch.cuda.current_device()
+    there = here if device.index is None else device.index
+    stream = torch._C._cuda_getCurrentRawStream(there)  # a Stream would take longer to make than a launch
+    if there == here:
+        call(*shared, **fields, stream=stream)
+    else:
+        with torch.cuda.device(there):
+            call(*shared, **fields, stream=stream)
 
 
 def index(name: str, idx: torch.Tensor, dim: int, high: int, like: torch.Tensor) -> torch.Tensor:

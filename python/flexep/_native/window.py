@@ -14,7 +14,7 @@ import torch
 
 from flexep._native._load import _C
 from flexep._native.one_sided_plan import RankPlan
-from flexep._native.operands import CODES, address, current_stream
+from flexep._native.operands import CODES, address, enqueue
 from flexep.errors import ArgumentError, WindowBroken, WindowBusy
 
 Report = _C.Report  # what one operation did on one rank
@@ -289,8 +289,7 @@ class DeviceWindows:
 
     def _enqueue(self, launch: Callable[..., None], *args: object) -> None:
         """On the current stream of the windows' GPU, whichever GPU is current."""
-        with torch.cuda.device(self._device):
-            launch(self._world, *args, current_stream(self._device))
+        enqueue(launch, self._device, self._world, *args)
 
 
 def _publish_args(ints: Sequence[torch.Tensor], all_ints: Sequence[torch.Tensor]) -> list[_C.PublishArgs]:

@@ -45,7 +45,7 @@ def exchange_headers(
     Raises PeerRefused when another rank refused its arguments, CollectiveMismatch when calls differ. A rank
     that itself refused finds its own rank in PeerRefused.refused and raises its own error instead.
     """
-    gathered = collectives.all_gather([one[None] for one in said], f"{call}.header")[0]
+    gathered = collectives.gather_ints(said, f"{call}.header")[0]
     if not read:
         return Published(gathered, None, None, None)
     host = collectives.to_host(gathered)

@@ -57,10 +57,7 @@ class DispatchRows(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         n = len(call.routes)
         ctx.call, ctx.has_weights = call, row_weights is not None
-        delivered = call.backend.deliver(
-            call.routes, inputs[:n], "dispatch.rows", flat=call.flat, registered=call.in_window
-        )
-        return (*delivered.rows, *(row_weights or ()))
+        return _deliver_tokens(call, row_weights, inputs[:n])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -91,6 +88,26 @@ class DispatchRows(torch.autograd.Function):
         return (None, None, *dx, *dw)
 
 
+def dispatch_rows(
+    call: Context, row_weights: Tensors | None, xs: Tensors, weights: Tensors
+) -> Sequence[torch.Tensor]:
+    """(*rows, *row_weights), through autograd if somebody asks for gradients."""
+    if _is_differentiable(xs, weights):
+        return DispatchRows.apply(call, row_weights, *xs, *weights)
+    return _deliver_tokens(call, row_weights, xs)
+
+
+def _deliver_tokens(call: Context, row_weights: Tensors | None, xs: Tensors) -> tuple[torch.Tensor, ...]:
+    delivered = call.backend.deliver(
+        call.routes, xs, "dispatch.rows", flat=call.flat, registered=call.in_window
+    )
+    return (*delivered.rows, *(row_weights or ()))
+
+
+def _is_differentiable(*inputs: Tensors) -> bool:
+    return torch.is_grad_enabled() and any(one.requires_grad for tensors in inputs for one in tensors)
+
+
 class CombineRows(torch.autograd.Function):
     """(*y, *weights) -> (*z). `weights` are in the layout of `weights_flat`; flat y takes none."""
 
@@ -98,22 +115,13 @@ class CombineRows(torch.autograd.Function):
     def forward(
         ctx: Any, call: Context, has_weights: bool, *inputs: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        n, config = len(call.routes), call.config
+        n = len(call.routes)
         ctx.call, ctx.has_weights = call, has_weights
         # y is needed for the gradient of the weights alone: weights applied inside the experts keep no expert
         # output.
         ctx.keeps_y = has_weights and any(ctx.needs_input_grad[2 + n :])
         ctx.save_for_backward(*(inputs if ctx.keeps_y else inputs[n:]))
-        z = call.backend.collect(
-            call.routes,
-            inputs[:n],
-            "combine.rows",
-            flat=call.flat,
-            part_weights=_each(call.slots_from_rows, inputs[n:], call.routes) if has_weights else None,
-            group_dtype=config.combine_dtype,
-            out_dtype=config.dtype,
-        )
-        return tuple(z)
+        return tuple(_collect_rows(call, inputs[:n], inputs[n:] if has_weights else None))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -142,6 +150,25 @@ class CombineRows(torch.autograd.Function):
                 if needs[n + i]:
                     dw[i] = dots if weights[i].dim() == 1 else _flat_slots(dots, route)
         return (None, None, *dy, *dw)
+
+
+def combine_rows(call: Context, ys: Tensors, weights: Tensors | None) -> Sequence[torch.Tensor]:
+    """z of each rank, through autograd if somebody asks for gradients."""
+    if _is_differentiable(ys, weights or ()):
+        return CombineRows.apply(call, weights is not None, *ys, *(weights or ()))
+    return _collect_rows(call, ys, weights)
+
+
+def _collect_rows(call: Context, ys: Tensors, weights: Tensors | None) -> list[torch.Tensor]:
+    return call.backend.collect(
+        call.routes,
+        ys,
+        "combine.rows",
+        flat=call.flat,
+        part_weights=None if weights is None else _each(call.slots_from_rows, weights, call.routes),
+        group_dtype=call.config.combine_dtype,
+        out_dtype=call.config.dtype,
+    )
 
 
 def _each(

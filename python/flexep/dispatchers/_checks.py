@@ -19,6 +19,8 @@ def check_tensor(
     """A dense tensor of the given shape (None: any), dtype, device and row stride 1, or ArgumentError."""
     if not isinstance(value, torch.Tensor):
         raise ArgumentError(name, type(value).__name__, "a torch.Tensor")
+    if value.dtype in dtypes and value.shape == shape and value.device == device and _is_dense(value):
+        return value  # what follows would find nothing, and takes longer
     if value.layout != torch.strided or value.is_nested:
         raise ArgumentError(f"{name}.layout", value.layout, "a dense tensor")
     if value.dtype not in dtypes:
@@ -36,10 +38,14 @@ def check_tensor(
     return value
 
 
+def _is_dense(value: torch.Tensor) -> bool:
+    return value.layout == torch.strided and not value.is_nested and value.is_contiguous()
+
+
 def check_rows(
     name: str,
     value: object,
-    shape: tuple[int | None, int],
+    shape: tuple[int | None, ...],
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
@@ -66,6 +72,8 @@ def check_x(
     x: object, config: DispatcherConfig, device: torch.device, num_tokens: int | None = None
 ) -> torch.Tensor:
     """x: [T, H] of the dispatcher's dtype with T <= max_tokens, or exactly a handle's T."""
+    if num_tokens is None and isinstance(x, torch.Tensor) and x.dim() == 2:
+        num_tokens = x.shape[0]
     tensor = check_rows("x", x, (num_tokens, config.hidden), config.dtype, device)
     if tensor.shape[0] > config.max_tokens:
         raise ArgumentError("x.shape[0]", tensor.shape[0], f"at most max_tokens = {config.max_tokens}")

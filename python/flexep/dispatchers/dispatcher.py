@@ -12,7 +12,7 @@ import torch
 from flexep._native.plan import PlanTable
 from flexep.config import DispatcherConfig, Environment, as_tuple
 from flexep.dispatchers._agree import agree_on_config
-from flexep.dispatchers._autograd import CombineRows, Context, DispatchRows
+from flexep.dispatchers._autograd import Context, combine_rows, dispatch_rows
 from flexep.dispatchers._calls import Calls
 from flexep.dispatchers._results import make_handle, make_result
 from flexep.dispatchers.allgather import AllGather
@@ -174,8 +174,8 @@ class Dispatcher:
         call = Context(calls.backend, self.config, [h.route for h in handles], flat, in_window)
         if handle is not None and weights is not None:
             row_weights = self._send_weights(call, weights)
-        out = DispatchRows.apply(call, row_weights, *xs, *(weights or []))
-        out_weights = out[len(xs) :] or [None] * len(xs)
+        out = dispatch_rows(call, row_weights, xs, weights or [])
+        out_weights: Sequence[torch.Tensor | None] = out[len(xs) :] or [None] * len(xs)
         results = [make_result(h, r, w, flat) for h, r, w in zip(handles, out, out_weights, strict=False)]
         return results if self.group.is_local else results[0]
 
@@ -204,7 +204,7 @@ class Dispatcher:
         row_weights = None if weights is None else calls.per_rank("weights", weights)
         calls.combine(ys, handles, row_weights, layout)
         call = Context(calls.backend, self.config, [h.route for h in handles], layout == "flat")
-        out = CombineRows.apply(call, row_weights is not None, *ys, *(row_weights or []))
+        out = combine_rows(call, ys, row_weights)
         return list(out) if self.group.is_local else out[0]
 
     def window_input(self) -> Any:

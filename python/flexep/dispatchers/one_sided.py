@@ -5,6 +5,7 @@ while they move (csrc/kernels/deliver.h, collect.h). What deepep and hybridep di
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 
 import torch
 
@@ -56,6 +57,7 @@ class OneSidedBackend(Backend):
             TOKENS,
             group.device,
         )
+        self._most_sizes = cache(partial(most_sizes, config, self.hop_size))
         self._none_registered = torch.zeros(group.size, dtype=torch.int32, device=group.device)
 
     @property
@@ -129,7 +131,7 @@ class OneSidedBackend(Backend):
         if config.capacity_rows is None:
             assert said is not None, "exact mode reads the published integers on the host"
             return exact_sizes(said, self.table, self.domains, config.alignment, rank)
-        return most_sizes(config, self.hop_size, counted.topk_idx.shape[0])
+        return self._most_sizes(counted.topk_idx.shape[0])
 
     def deliver(
         self,

@@ -56,6 +56,10 @@ class Collectives(ABC):
     def all_gather(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
         """[n, ...] of every rank, the same shape everywhere -> [R * n, ...]."""
 
+    def gather_ints(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
+        """Contiguous int32 [n] of every rank, the same n everywhere -> [R, n]."""
+        return self.all_gather([one[None] for one in ints], op)
+
     @abstractmethod
     def all_to_all(
         self,

@@ -40,6 +40,9 @@ class WindowCollectives(Collectives):
         self.window.raise_met()
         return host
 
+    def gather_ints(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
+        return self.window.publish(ints, op)
+
     def all_gather(self, tensors: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
         gathered = self.window.publish([t.contiguous().view(-1) for t in tensors], op)
         return [g.view(-1, *t.shape[1:]) for g, t in zip(gathered, tensors, strict=True)]
