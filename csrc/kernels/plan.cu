@@ -3,6 +3,8 @@
 #include <cooperative_groups.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 
 #include "base/cuda_check.h"
 
@@ -117,22 +119,31 @@ struct Launch {
   }
 };
 
-/// Whether this GPU, or the part of it that this process has, can hold the largest cluster of such a step.
+/// Whether the current GPU, or the part of it that this process has, can hold the largest cluster of such a step.
+template <class Step>
+bool find_room_for_cluster() {
+  const auto kernel = clustered_phases<Step>;
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+             "the cluster of a plan step");
+  allow_shared(kernel, kSharedInts * static_cast<int64_t>(sizeof(int32_t)));
+  Launch largest({kClusterBlocks, kClusterLanes}, nullptr, kSharedInts);
+  largest.make_cluster();
+  int clusters = 0;
+  const cudaError_t status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &largest.config);
+  if (status != cudaSuccess) cudaGetLastError();  // not this GPU: nothing has failed
+  return status == cudaSuccess && clusters > 0;
+}
+
+/// The same, asked once a GPU.
 template <class Step>
 bool has_room_for_cluster() {
-  static const bool has_room = [] {
-    const auto kernel = clustered_phases<Step>;
-    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-               "the cluster of a plan step");
-    allow_shared(kernel, kSharedInts * static_cast<int64_t>(sizeof(int32_t)));
-    Launch largest({kClusterBlocks, kClusterLanes}, nullptr, kSharedInts);
-    largest.make_cluster();
-    int clusters = 0;
-    const cudaError_t status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &largest.config);
-    if (status != cudaSuccess) cudaGetLastError();  // not this GPU: nothing has failed
-    return status == cudaSuccess && clusters > 0;
-  }();
-  return has_room;
+  static std::mutex asking;
+  static std::map<int, bool> known;
+  int device = 0;
+  cuda_check(cudaGetDevice(&device), "the current GPU");
+  const std::lock_guard<std::mutex> alone(asking);
+  const auto found = known.find(device);
+  return found != known.end() ? found->second : known[device] = find_room_for_cluster<Step>();
 }
 
 template <class Step, int kPhase = 0>

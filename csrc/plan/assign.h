@@ -129,8 +129,7 @@ struct ResolveAndAssign : AssignRows {
     if constexpr (kPhase == 0) {
       const ResolveRows layout = team.block() == 0 ? resolve : resolved_in(shared);
       layout.lay_out(team, 0, 1);
-      team.sync();
-      AssignRows assign = *this;
+      AssignRows assign = *this;  // which meets before it reads the layout
       assign.base = layout.base, assign.start = layout.start, assign.cut = layout.cut;
       assign.phase<0>(team, shared + layout_ints());
     } else {

@@ -50,6 +50,14 @@ MUTANTS = {
         "(void)p;",
     ),
     "peers are added up before all are counted": ("plan/peers.h", "team.sync();\n", ""),
+    "a map keeps old words": ("plan/receive.h", "if (row_map) row_map[i] = -1;", ""),
+    "the first block alone has a layout": (
+        "plan/assign.h",
+        "const ResolveRows layout = team.block() == 0 ? resolve : resolved_in(shared);\n"
+        "      layout.lay_out(team, 0, 1);",
+        "const ResolveRows layout = team.block() == 0 ? resolve : resolved_in(shared);\n"
+        "      if (team.block() == 0) layout.lay_out(team, 0, 1);",
+    ),
     "compaction forgets lower blocks": ("plan/receive.h", "*below + kept", "kept"),
     "the layout is read before it is made": (
         "plan/permutation.h",

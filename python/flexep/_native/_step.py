@@ -21,6 +21,11 @@ def run_step(step: Callable[..., None], device: torch.device, *shared: object, *
     fields = {
         k: v.data_ptr() if isinstance(v, torch.Tensor) else 0 if v is None else v for k, v in values.items()
     }
+    run_native(step, device, *shared, **fields)
+
+
+def run_native(step: Callable[..., None], device: torch.device, *shared: object, **fields: object) -> None:
+    """`run_step` for addresses."""
     if device.type == "cuda":
         enqueue(step, device, *shared, **fields)
     else:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from flexep._native._load import _C
-from flexep._native._step import carve, int32, ints, run_step, workspace, workspace_ints
-from flexep._native.operands import INT32_MAX
+from flexep._native._step import carve, int32, ints, run_native, run_step, workspace, workspace_ints
+from flexep._native.operands import INT32_MAX, address
 from flexep._native.permutation import plan_permutation as plan_permutation
 from flexep._native.table import PlanTable as PlanTable
 from flexep.errors import ArgumentError
@@ -113,21 +113,12 @@ def count_slots(
     lengths = (HEADER_INTS + E + R + domains, T * K, workspace_ints(E, R, device))
     said, number, place_counts = carve(device, *lengths)
     out = Counted(topk_idx_TK, said, number, place_counts, domains)
-    run_step(
-        _C.count_slots,
-        device,
-        table.view(device),
-        out.native_idx,
-        tokens=T,
-        top_k=K,
-        domains=domains,
-        weights=None if weights_TK is None else weights_TK.contiguous(),
-        stamp=stamp,
-        said=said,
-        number=number,
-        masked=masked,
-        workspace=place_counts,
-    )
+    weights_TK = None if weights_TK is None else weights_TK.contiguous()
+    run_native(
+        _C.count_slots, device, table.view(device), out.native_idx, tokens=T, top_k=K, domains=domains,
+        weights=address(weights_TK), stamp=stamp, said=said.data_ptr(), number=number.data_ptr(),
+        masked=address(masked), workspace=place_counts.data_ptr(),
+    )  # fmt: skip
     return out
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 
@@ -61,8 +62,7 @@ class WindowShape:
         return self.native.registered_at
 
 
-@dataclass(frozen=True)
-class Arrivals:
+class Arrivals(NamedTuple):
     """Received rows in (source rank, source token) order. int32, contiguous, on the CPU.
 
     token [received or more], base [R + 1], rows [received or more, K]: see csrc/kernels/args.h.
@@ -80,8 +80,7 @@ class Arrivals:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Relayed:
+class Relayed(NamedTuple):
     """What a relay hands on: token [relayed], base [D + 1], members [relayed, K]; int32."""
 
     token: torch.Tensor
@@ -89,16 +88,18 @@ class Relayed:
     members: torch.Tensor
 
 
+_NOTHING_RELAYED = _C.Relayed(token=0, base=0, members=0)
+
+
 def _relayed(relayed: Relayed | None) -> _C.Relayed:
     if relayed is None:
-        return _C.Relayed(token=0, base=0, members=0)
+        return _NOTHING_RELAYED
     return _C.Relayed(
         token=relayed.token.data_ptr(), base=relayed.base.data_ptr(), members=relayed.members.data_ptr()
     )
 
 
-@dataclass(frozen=True)
-class Deliver:
+class Deliver(NamedTuple):
     """One rank's part of a delivery. `out` is written whole: [rows, H], x's dtype. With `dot_with`, `dots` too.
 
     `registered`: int32 [R], 1 for ranks whose x is the registered rows of their window.
@@ -127,8 +128,7 @@ class Deliver:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Collect:
+class Collect(NamedTuple):
     """One rank's part of a collection: `y` rows home into `z` [T, H], which is written whole."""
 
     tokens_of: torch.Tensor

@@ -61,9 +61,9 @@ class DeviceWindow(Window):
         self._windows.exchange_records(sends, send_R, recvs, recv_R, number_of(op), self.timeout)
 
     def plan(self, plans: Sequence[RankPlan], counts: bool) -> None:
-        if counts:
-            self._begin(COUNTS, 0)
         self._begin(RECORDS, plans[0].record_bytes)
+        if counts:
+            self._count(COUNTS, 0)
         self._windows.plan(plans, number_of(COUNTS), number_of(RECORDS), self.timeout)
 
     def deliver(self, args: Sequence[Deliver], op: str) -> None:
@@ -93,6 +93,9 @@ class DeviceWindow(Window):
     def _begin(self, op: str, record_bytes: int) -> None:
         self._alive()
         self.raise_met()
+        self._count(op, record_bytes)
+
+    def _count(self, op: str, record_bytes: int) -> None:
         self._calls[op] = (self._calls.get(op, (0, 0))[0] + 1, record_bytes)
 
 
