@@ -12,12 +12,12 @@ namespace py = pybind11;
 void bind_device(py::module_& m) {
   using Address = uintptr_t;
   py::class_<DeviceWorld>(m, "DeviceWorld")
-      .def(py::init([](const WindowShape& shape, int first_rank, int hosted, bool crews, Address windows,
-                       Address states, Address reports, Address moved) {
-             return DeviceWorld{shape, first_rank, hosted, crews, windows, states, reports, moved};
+      .def(py::init([](const WindowShape& shape, int first_rank, int hosted, Address windows, Address states,
+                       Address reports, Address moved) {
+             return DeviceWorld{shape, first_rank, hosted, windows, states, reports, moved};
            }),
-           py::kw_only(), py::arg("shape"), py::arg("first_rank"), py::arg("hosted"), py::arg("crews"),
-           py::arg("windows"), py::arg("states"), py::arg("reports"), py::arg("moved"));
+           py::kw_only(), py::arg("shape"), py::arg("first_rank"), py::arg("hosted"), py::arg("windows"),
+           py::arg("states"), py::arg("reports"), py::arg("moved"));
   m.attr("MAX_DEVICE_RANKS") = kMaxDeviceRanks;
   m.attr("MAX_DEVICE_SLICES") = kMaxDeviceSlices;
   m.attr("MAX_DEVICE_OPS") = kMaxDeviceOps;

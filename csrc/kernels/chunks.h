@@ -54,6 +54,12 @@ FLEXEP_HD int first_from(const Lanes&, const std::int32_t* list, Range range, st
   return range.begin;
 }
 
+/// list[range), to be read as ints(...)[i]. Lanes that read together have their own.
+template <class Lanes>
+FLEXEP_HD const std::int32_t* ints(const Lanes&, const std::int32_t* list, Range) {
+  return list;
+}
+
 /// The part of an ascending list of tokens, list[range), that lies in a chunk.
 template <class Lanes>
 FLEXEP_HD Range in_chunk(const Lanes& lanes, const std::int32_t* list, Range range, const Cut& cut,
@@ -67,6 +73,12 @@ FLEXEP_HD int most_chunks(const std::int32_t* tokens_of, int ranks, const Cut& c
   int most = 0;
   for (int r = 0; r < ranks; ++r) most = tokens_of[r] > most ? tokens_of[r] : most;
   return cut.chunks(most);
+}
+
+/// The lanes in other turns: where shares differ in size, nobody has the large one every time.
+template <class Lanes>
+FLEXEP_HD Lane turned(const Lanes& lanes, int turn) {
+  return {(lanes.rank() + turn) % lanes.size(), lanes.size()};
 }
 
 /// A lane's share of a range; a slice's is share(Lane{slice, slices}, range).

@@ -29,6 +29,12 @@ FLEXEP_HD PushTo push_to(const Topology& topology, int me, int home) {
   return {Channel::relay_push, line, line.peer, line.there};
 }
 
+/// `top_k` integers for each of a few rows, to be read from the first one's on.
+template <class Lanes>
+FLEXEP_HD auto of_tokens(const Lanes& lanes, const std::int32_t* list, Range rows, int top_k) {
+  return ints(lanes, list + static_cast<long long>(rows.begin) * top_k, {0, (rows.end - rows.begin) * top_k});
+}
+
 /// Expert side: reduces my rows of each chunk to one partial sum a token and pushes it towards the token's home.
 template <class Crew, class Row>
 FLEXEP_HD Status push_partials(Crew& crew, const CollectArgs& args, Row& row) {
@@ -46,9 +52,10 @@ FLEXEP_HD Status push_partials(Crew& crew, const CollectArgs& args, Row& row) {
           [&](auto& exchange) { return exchange.claim(to.channel, to.line, chunk); },
           [&](auto& mem, const auto& lanes) {
             const Range all = in_chunk(lanes, list.token, {list.base[home], list.base[home + 1]}, cut, chunk);
-            const Range mine = share(lanes, all);
+            const Range mine = share(turned(lanes, chunk + step), all);
+            auto tokens = ints(lanes, list.token, mine);
             for (int j = mine.begin; j < mine.end; ++j) {
-              const auto in_slot = static_cast<int>(list.token[j] - cut.first(chunk));
+              const auto in_slot = static_cast<int>(tokens[j] - cut.first(chunk));
               const std::size_t at = to.channel == Channel::push
                                          ? layout.push_row(to.ring, chunk, in_slot)
                                          : layout.relay_push_row(to.ring, chunk, in_slot);
@@ -81,13 +88,15 @@ FLEXEP_HD Status relay_partials(Crew& crew, const CollectArgs& args, Row& row) {
       if (chunk >= chunks) continue;
       const auto add_domain = [&](auto& mem, const auto& lanes) {
         const Range all = in_chunk(lanes, list.token, {list.base[domain], list.base[domain + 1]}, cut, chunk);
-        const Range mine = share(lanes, all);
+        const Range mine = share(turned(lanes, chunk + step), all);
+        auto tokens = ints(lanes, list.token, mine);
+        auto members = of_tokens(lanes, list.members, mine, top_k);
         for (int q = mine.begin; q < mine.end; ++q) {
-          const auto in_slot = static_cast<int>(list.token[q] - cut.first(chunk));
+          const auto in_slot = static_cast<int>(tokens[q] - cut.first(chunk));
           const void* terms[kMaxTopK];
           int count = 0;
           for (int k = 0; k < top_k; ++k) {
-            const int index = list.members[static_cast<long long>(q) * top_k + k];
+            const int index = members[(q - mine.begin) * top_k + k];
             if (index >= 0)
               terms[count++] =
                   mem.view(me, layout.relay_push_row(domain * S + index, chunk, in_slot), row_bytes);
@@ -131,12 +140,13 @@ FLEXEP_HD Status add_home(Crew& crew, const CollectArgs& args, Row& row) {
           return Status::arrived;
         },
         [&](auto& mem, const auto& lanes) {
-          const Range mine = share(lanes, cut.range(chunk, T));
+          const Range mine = share(turned(lanes, chunk), cut.range(chunk, T));
+          auto ranks = of_tokens(lanes, args.home_rank, mine, top_k);
           for (int token = mine.begin; token < mine.end; ++token) {
             const void* terms[kMaxTopK];
             int from[kMaxTopK], count = 0;
             for (int k = 0; k < top_k; ++k) {
-              const int rank = args.home_rank[static_cast<long long>(token) * top_k + k];
+              const int rank = ranks[(token - mine.begin) * top_k + k];
               if (rank < 0) break;
               const int ring = flat ? rank : topology.domain(rank);
               if (!flat && count > 0 && from[count - 1] == ring) continue;  // its domain has added it already

@@ -40,7 +40,7 @@ FLEXEP_HD Status offer_rows(Crew& crew, const DeliverArgs& args) {
         },
         [&](auto& mem, const auto& lanes) {
           if (args.registered[me]) return;
-          const Range mine = share(lanes, cut.range(chunk, T));
+          const Range mine = share(turned(lanes, chunk), cut.range(chunk, T));
           for (int t = mine.begin; t < mine.end; ++t)
             mem.put(me, layout.pull_row(chunk, static_cast<int>(t - cut.first(chunk))),
                     static_cast<const char*>(args.x) + t * row_bytes, row_bytes);
@@ -95,14 +95,15 @@ FLEXEP_HD Status place_rows(Crew& crew, const DeliverArgs& args, Row& row) {
             return source == me ? Status::arrived : exchange.arrive(from.channel, from.line, chunk);
           },
           [&](auto& mem, const auto& lanes) {
+            const Range all =
+                in_chunk(lanes, list.token, {list.base[source], list.base[source + 1]}, cut, chunk);
+            const Range mine = share(turned(lanes, chunk + step), all);
+            auto tokens = ints(lanes, list.token, mine);
             const auto at = [&](int j) -> const void* {
-              const int token = list.token[j];
+              const int token = tokens[j];
               if (source == me) return static_cast<const char*>(args.x) + token * row_bytes;
               return mem.view(from.owner, place_of(token), row_bytes);
             };
-            const Range all =
-                in_chunk(lanes, list.token, {list.base[source], list.base[source + 1]}, cut, chunk);
-            const Range mine = share(lanes, all);
             const void* next = mine.begin < mine.end ? at(mine.begin) : nullptr;
             for (int j = mine.begin; j < mine.end; ++j) {
               const void* const now = next;
@@ -136,9 +137,10 @@ FLEXEP_HD Status relay_rows(Crew& crew, const DeliverArgs& args) {
       if (chunk >= chunks) continue;
       const auto forward = [&](auto& mem, const auto& lanes) {
         const Range all = in_chunk(lanes, list.token, {list.base[domain], list.base[domain + 1]}, cut, chunk);
-        const Range mine = share(lanes, all);
+        const Range mine = share(turned(lanes, chunk + step), all);
+        auto tokens = ints(lanes, list.token, mine);
         for (int q = mine.begin; q < mine.end; ++q) {
-          const int token = list.token[q];
+          const int token = tokens[q];
           const auto in_slot = static_cast<int>(token - cut.first(chunk));
           const std::size_t from =
               args.registered[source] ? layout.registered_row(token) : layout.pull_row(chunk, in_slot);

@@ -10,12 +10,13 @@ namespace flexep {
 
 /// How a CTA's warps and shared memory are dealt to the roles of an operation that moves rows.
 struct CrewPlan {
-  static constexpr int kMaxRoles = 3, kSpeakers = 2;      // a waiter and a poster for each role
-  static constexpr int kSharedBytes = 227 * 1024 - 1024;  // of a CTA, beside what is static
+  static constexpr int kMaxRoles = 3, kSpeakers = 2;  // a waiter and a poster for each role
+  static constexpr int kSharedBytes = 224 * 1024;     // of a CTA, beside what is static
 
-  int roles = 0, stage_bytes = 0;
-  int movers[kMaxRoles] = {},
-      stages[kMaxRoles] = {};  // stages of each mover's ring; 0: ordinary loads and stores
+  int roles = 0;
+  int movers[kMaxRoles] = {};
+  int stages[kMaxRoles] = {},
+      stage_bytes[kMaxRoles] = {};  // of each mover's ring; 0: ordinary loads and stores
 
   FLEXEP_HD constexpr int warps(int role) const { return kSpeakers + movers[role]; }
   FLEXEP_HD constexpr int threads() const {
@@ -23,7 +24,7 @@ struct CrewPlan {
     for (int role = 0; role < roles; ++role) sum += 32 * warps(role);
     return sum;
   }
-  FLEXEP_HD constexpr RingLayout ring(int role) const { return {stages[role], stage_bytes}; }
+  FLEXEP_HD constexpr RingLayout ring(int role) const { return {stages[role], stage_bytes[role]}; }
   /// Where the rings of a role begin.
   FLEXEP_HD constexpr std::size_t rings_at(int role) const {
     std::size_t at = 0;
@@ -47,7 +48,6 @@ class CtaCrews {
 
   __device__ int role() const { return role_; }
   __device__ bool moves() const { return warp_ >= CrewPlan::kSpeakers; }
-  __device__ bool has_ring() const { return plan_.stages[role_] > 0; }
   __device__ MoverWarp movers() const { return {warp_ - CrewPlan::kSpeakers, plan_.movers[role_]}; }
   /// This slice's and this warp's share of a range of rows.
   __device__ Range share_of(Range rows) const {
@@ -57,25 +57,38 @@ class CtaCrews {
   /// Lets this warp's crew do what `work(crew, mover)` does, by ordinary loads and stores; returns what it moved.
   template <class Work>
   __device__ Moved by_lanes(const Work& work) {
-    LaneMover mover(mem_);
-    return play(mover, work);
+    return as_actor([&](auto actor) {
+      LaneMover mover(mem_);
+      return play(actor, mover, work);
+    });
   }
   /// The same through rings. The warps that do not move have none.
   template <class Use, class Work>
   __device__ Moved by_ring(std::int64_t row_bytes, Until until, const Use& use, const Work& work) {
-    const RingLayout ring = moves() ? plan_.ring(role_) : RingLayout(0, plan_.stage_bytes);
-    char* const shared = shared_ + plan_.rings_at(role_) + (moves() ? movers().rank() * ring.bytes : 0);
-    RingWarp<Use> mover(mem_, Ring(ring, shared), static_cast<int>(row_bytes), until, use);
-    return play(mover, work);
+    return as_actor([&](auto actor) {
+      RingWarp<Use> mover(mem_, ring_of(actor), static_cast<int>(row_bytes), until, use);
+      return play(actor, mover, work);
+    });
   }
 
  private:
-  template <class Mover, class Work>
-  __device__ Moved play(Mover& mover, const Work& work) {
+  template <class Who>
+  __device__ Ring ring_of(Who actor) const {
+    if (actor != Actor::mover) return {RingLayout(0, plan_.stage_bytes[role_]), shared_};
+    const RingLayout ring = plan_.ring(role_);
+    return {ring, shared_ + plan_.rings_at(role_) + movers().rank() * ring.bytes};
+  }
+  /// Code of its own for each actor: those that wait and post are kept out of the registers of those that move.
+  template <class Play>
+  __device__ Moved as_actor(const Play& play) const {
+    if (moves()) return play(ActorIs<Actor::mover>{});
+    return warp_ == 0 ? play(ActorIs<Actor::waiter>{}) : play(ActorIs<Actor::poster>{});
+  }
+  template <class Who, class Mover, class Work>
+  __device__ Moved play(Who actor, Mover& mover, const Work& work) const {
     WarpMem mem = mem_;
     OneWarp one;
     Exchange<WarpMem, OneWarp> exchange(mem, one, layout_, operation_);
-    const Actor actor = moves() ? Actor::mover : warp_ == 0 ? Actor::waiter : Actor::poster;
     SplitCrew crew(actor, exchange, mover, movers(), *counts_);
     work(crew, mover);
     crew.finish();
@@ -91,7 +104,8 @@ class CtaCrews {
   int warp_, role_ = 0;
 };
 
-/// Dispatch and the backward of combine. Roles: place, offer, relay.
+/// Dispatch and the backward of combine. Roles: place, offer, relay. Rows are offered by ordinary loads and stores: the
+/// copy engine of the SM does one thing after the other, and is busy with those that are placed.
 struct DeliverCrews {
   using Args = DeliverArgs;
   static constexpr int kMaxThreads = 512;
@@ -101,19 +115,22 @@ struct DeliverCrews {
     const std::int64_t row_bytes = args.hidden * size_of(args.dtype);
     const DevicePlace to(args, ranks);
     if (crews.role() == kPlace) return place(crews, args, to, row_bytes);
-    const auto work = [&](auto& crew, auto&) {
-      if (crews.role() != kOffer) return void(relay_rows(crew, args));
+    if (crews.role() == kOffer) return offer(crews, args, to);
+    return crews.by_ring(row_bytes, Until::stored, StoreEach{},
+                         [&](auto& crew, auto&) { relay_rows(crew, args); });
+  }
+
+ private:
+  __device__ __noinline__ static Moved offer(CtaCrews& crews, const Args& args, const DevicePlace& to) {
+    return crews.by_lanes([&](auto& crew, auto&) {
       offer_rows(crew, args);
       crew.finish();  // all is offered before anybody has time for the rows that nothing fills
       crew.only_move(
           [&](auto&, const auto&) { to.pad(crews.share_of({0, static_cast<int>(args.num_rows)})); });
-    };
-    return crews.by_ring(row_bytes, Until::stored, StoreEach{}, work);
+    });
   }
-
- private:
-  __device__ static Moved place(CtaCrews& crews, const Args& args, const DevicePlace& to,
-                                std::int64_t row_bytes) {
+  __device__ __noinline__ static Moved place(CtaCrews& crews, const Args& args, const DevicePlace& to,
+                                             std::int64_t row_bytes) {
     if (to.computes())
       return crews.by_ring(row_bytes, Until::read, ComputeEach(to), [&](auto& crew, auto& mover) {
         const ComputeRows rows{mover};
@@ -126,27 +143,55 @@ struct DeliverCrews {
   }
 };
 
-/// Combine and the backward of dispatch. Roles: push, add at home, relay.
+/// Combine and the backward of dispatch. Roles: push, add at home, relay. Sums are stored by ordinary stores, so a step
+/// is over once its terms have been read.
 struct CollectCrews {
   using Args = CollectArgs;
-  static constexpr int kMaxThreads = 640;
+  static constexpr int kMaxThreads = 768;
   static constexpr int kPush = 0, kHome = 1;
 
+  FLEXEP_HD static bool only_travels(const Args& args) { return args.flat && args.dtype == args.wire; }
+
   __device__ static Moved run(CtaCrews& crews, const Args& args, int) {
-    const DeviceAdd add(args);
-    if (crews.role() == kPush && crews.has_ring())
-      return crews.by_ring(args.hidden * size_of(args.dtype), Until::stored, StoreEach{},
-                           [&](auto& crew, auto& mover) {
-                             const PushRows rows{args, mover};
-                             push_partials(crew, args, rows);
-                           });
+    if (crews.role() == kPush && only_travels(args)) return push(crews, args);
+    Moved moved;
+    with_dtype(crews.role() == kPush ? args.dtype : args.wire, [&](auto dtype) {
+      constexpr DType In = decltype(dtype)::value;
+      moved = crews.role() == kPush   ? push_sums<In>(crews, args)
+              : crews.role() != kHome ? relay<In>(crews, args)
+              : args.nest > 0         ? home<In, true>(crews, args)
+                                      : home<In, false>(crews, args);
+    });
+    return moved;
+  }
+
+ private:
+  __device__ __noinline__ static Moved push(CtaCrews& crews, const Args& args) {
+    return crews.by_ring(args.hidden * size_of(args.dtype), Until::stored, StoreEach{},
+                         [&](auto& crew, auto& mover) {
+                           const PushRows rows{args, mover};
+                           push_partials(crew, args, rows);
+                         });
+  }
+  template <DType In>
+  __device__ __noinline__ static Moved push_sums(CtaCrews& crews, const Args& args) {
     return crews.by_lanes([&](auto& crew, auto&) {
-      if (crews.role() == kPush)
-        push_partials(crew, args, add);
-      else if (crews.role() == kHome)
-        add_home(crew, args, add);
-      else
-        relay_partials(crew, args, add);
+      SumRows<In, false, 2, 4> rows(args);
+      push_partials(crew, args, rows);
+    });
+  }
+  template <DType In>
+  __device__ __noinline__ static Moved relay(CtaCrews& crews, const Args& args) {
+    return crews.by_lanes([&](auto& crew, auto&) {
+      SumRows<In, false, 4, 2> rows(args);
+      relay_partials(crew, args, rows);
+    });
+  }
+  template <DType In, bool kGroups>
+  __device__ __noinline__ static Moved home(CtaCrews& crews, const Args& args) {
+    return crews.by_lanes([&](auto& crew, auto&) {
+      SumRows<In, kGroups, kGroups ? 2 : 4, 2> rows(args);
+      add_home(crew, args, rows);
     });
   }
 };

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <string>
 
 #include "base/cuda_check.h"
 #include "base/error.h"
 #include "kernels/device_crews.cuh"
 #include "kernels/records.h"
-#include "kernels/team_rows.cuh"
 
 namespace flexep {
 namespace {
@@ -30,31 +30,51 @@ struct Launch {
   Args args[kMaxDeviceRanks];
 };
 
+/// What all warps of a CTA look up again and again, in shared memory: global memory's first cache is emptied by every
+/// acquire.
+template <class Args>
+struct CtaTables {
+  Args args;
+  alignas(WindowLayout) char layout[sizeof(WindowLayout)];
+  char* windows[kMaxDeviceRanks];
+};
+
 /// One CTA's part of an operation: which rank's, and of which slice. `ctas`: of each rank.
 template <class Args>
 class CtaPart {
  public:
-  __device__ CtaPart(const Launch<Args>& launch, int ctas, int slice)
+  __device__ CtaPart(const Launch<Args>& launch, CtaTables<Args>& tables, int ctas, int slice)
       : launch_(launch),
+        tables_(tables),
         ctas_(ctas),
         hosted_(static_cast<int>(blockIdx.x) / ctas),
         cta_(static_cast<int>(blockIdx.x) % ctas),
         rank_(launch.first_rank + hosted_),
-        layout_(launch.layout.of_slice(slice)),
         state_(launch.states[hosted_]),
         epoch_(state_.window.epoch + 1),  // read before the rank's last CTA to end advances it
         page_(static_cast<int>(state_.window.boards % 2)),
-        mem_(launch.windows, layout_.shape.topology, rank_, state_) {}
+        mem_(tables.windows, launch.layout.shape.topology, rank_, state_) {
+    for (int rank = static_cast<int>(threadIdx.x); rank < launch.layout.shape.topology.ranks;
+         rank += static_cast<int>(blockDim.x))
+      tables.windows[rank] = launch.windows[rank];
+    if (threadIdx.x == 0) {
+      tables.args = launch.args[hosted_];
+      new (tables.layout) WindowLayout(launch.layout.of_slice(slice));
+    }
+    __syncthreads();
+  }
 
-  __device__ const WindowLayout& layout() const { return layout_; }
-  __device__ const Args& args() const { return launch_.args[hosted_]; }
+  __device__ const WindowLayout& layout() const {
+    return *reinterpret_cast<const WindowLayout*>(tables_.layout);
+  }
+  __device__ const Args& args() const { return tables_.args; }
   __device__ int cta() const { return cta_; }
   __device__ int page() const { return page_; }
   __device__ WarpMem& mem() { return mem_; }
   __device__ Operation operation() const {
-    const WindowShape& shape = layout_.shape;
+    const WindowShape& shape = layout().shape;
     const std::int64_t lines = static_cast<std::int64_t>(kChannels) * shape.topology.ranks;
-    return {rank_, epoch_, launch_.op, launch_.last_used + (hosted_ * shape.slices + layout_.slice) * lines,
+    return {rank_, epoch_, launch_.op, launch_.last_used + (hosted_ * shape.slices + layout().slice) * lines,
             launch_.seconds};
   }
 
@@ -68,7 +88,7 @@ class CtaPart {
     } else if (threadIdx.x < 32) {
       OneWarp one;
       const Operation operation = this->operation();
-      Exchange<WarpMem, OneWarp>(mem_, one, layout_, operation).refuse(Status::busy);
+      Exchange<WarpMem, OneWarp>(mem_, one, layout(), operation).refuse(Status::busy);
     }
     if (!end_cta(state_, cta_, ctas_, moved, launch_.moved[hosted_ * kMaxDeviceOps + launch_.op])) return;
     state_.window.epoch = epoch_;
@@ -76,13 +96,13 @@ class CtaPart {
     if (state_.window.stopped)
       report_failure(launch_.reports[hosted_],
                      *reinterpret_cast<const FaultRecord*>(
-                         launch_.windows[rank_] + layout_.faults.of(static_cast<std::size_t>(rank_))));
+                         launch_.windows[rank_] + layout().faults.of(static_cast<std::size_t>(rank_))));
   }
 
  private:
   const Launch<Args>& launch_;
+  const CtaTables<Args>& tables_;
   const int ctas_, hosted_, cta_, rank_;
-  const WindowLayout layout_;
   DeviceState& state_;
   const Epoch epoch_;
   const int page_;
@@ -95,8 +115,7 @@ struct CopyBytes {
   }
 };
 
-/// What teams play, by CTA of a rank. Integers: one CTA. Records: two a slice, one that takes and one that sends. Rows,
-/// where no crews play: one for each role of each slice.
+/// What teams play, by CTA of a rank. Integers: one CTA. Records: two a slice, one that takes and one that sends.
 struct PublishTeams {
   using Args = PublishArgs;
   static constexpr bool kPublishes = true;
@@ -121,53 +140,13 @@ struct RecordTeams {
   }
 };
 
-struct RowTeams {
-  static constexpr bool kPublishes = false;
-  FLEXEP_HD static int roles(const WindowShape& shape) { return shape.topology.domains() > 1 ? 3 : 2; }
-  FLEXEP_HD static int ctas(const WindowShape& shape) { return roles(shape) * shape.slices; }
-  FLEXEP_HD static int slice(const WindowShape& shape, int cta) { return cta / roles(shape); }
-};
-struct DeliverTeams : RowTeams {
-  using Args = DeliverArgs;
-  template <class Exchange>
-  __device__ static void run(int cta, Exchange& exchange, const Args& args, int) {
-    const WindowLayout& layout = exchange.layout();
-    const int role = cta % roles(layout.shape);
-    TeamCrew crew(exchange);
-    if (role == 0) {
-      TeamPlace place(args, layout.shape.topology.ranks);
-      place.pad(share(exchange.team(),
-                      share(Lane{layout.slice, layout.shape.slices}, {0, static_cast<int>(args.num_rows)})));
-      place_rows(crew, args, place);
-    } else if (role == 1) {
-      offer_rows(crew, args);
-    } else {
-      relay_rows(crew, args);
-    }
-  }
-};
-struct CollectTeams : RowTeams {
-  using Args = CollectArgs;
-  template <class Exchange>
-  __device__ static void run(int cta, Exchange& exchange, const Args& args, int) {
-    const int role = cta % roles(exchange.layout().shape);
-    TeamCrew crew(exchange);
-    TeamAdd add(args);
-    if (role == 0)
-      push_partials(crew, args, add);
-    else if (role == 1)
-      add_home(crew, args, add);
-    else
-      relay_partials(crew, args, add);
-  }
-};
-
 template <class Teams>
 __global__ void __launch_bounds__(kTeamWarps * 32)
     run_teams(const __grid_constant__ Launch<typename Teams::Args> launch) {
   __shared__ int said;
+  __shared__ CtaTables<typename Teams::Args> tables;
   const int ctas = Teams::ctas(launch.layout.shape), cta = static_cast<int>(blockIdx.x) % ctas;
-  CtaPart<typename Teams::Args> part(launch, ctas, Teams::slice(launch.layout.shape, cta));
+  CtaPart<typename Teams::Args> part(launch, tables, ctas, Teams::slice(launch.layout.shape, cta));
   part.run(Teams::kPublishes, [&] {
     CtaWarps team(&said);
     Exchange<WarpMem, CtaWarps> exchange(part.mem(), team, part.layout(), part.operation());
@@ -181,8 +160,9 @@ __global__ void __launch_bounds__(Crews::kMaxThreads, 1)
     run_crews(const __grid_constant__ Launch<typename Crews::Args> launch) {
   extern __shared__ __align__(128) char shared[];
   __shared__ CrewCounts counts[CrewPlan::kMaxRoles];
+  __shared__ CtaTables<typename Crews::Args> tables;
   const int slices = launch.layout.shape.slices;
-  CtaPart<typename Crews::Args> part(launch, slices, static_cast<int>(blockIdx.x) % slices);
+  CtaPart<typename Crews::Args> part(launch, tables, slices, static_cast<int>(blockIdx.x) % slices);
   if (threadIdx.x < CrewPlan::kMaxRoles) counts[threadIdx.x].clear();
   // The counts are clear for everybody: beginning meets.
   part.run(false, [&] {
@@ -202,38 +182,40 @@ __global__ void leave_windows(const __grid_constant__ WindowLayout layout, int f
   for (int to = 0; to < topology.ranks; ++to) mem.post(to, layout.word(Word::stopped, rank), kLeft);
 }
 
-/// How many warps of a CTA move rows for a role, and how many stages each one's ring has; 0: ordinary loads and stores.
+/// How many warps of a CTA move rows for a role, and of each one's ring the stages and the bytes of a stage at most; no
+/// stages: ordinary loads and stores.
 struct Movers {
-  int warps, stages;
+  int warps, stages, stage_bytes;
 };
-// As in docs/decisions/exchange-spike.md where that has them; they change no bits.
-constexpr Movers kPlaceMovers{4, 3};  // rows that arrive
-constexpr Movers kOfferMovers{2, 2};  // rows that are offered or relayed
-constexpr Movers kPushMovers{4, 4};   // partial sums that only travel
-constexpr Movers kAddMovers{10, 0};   // expert rows that are added
-constexpr Movers kHomeMovers{6, 0};   // partial sums that are added at home
-constexpr Movers kRelayMovers{4, 0};  // and at a relay
-static_assert(kPushMovers.stages <= RingWarp<StoreEach>::kMaxStages);
+// Measured: docs/decisions/crews.md. They change no bits.
+constexpr Movers kPlaceMovers{4, 3, 14336};  // rows that arrive
+constexpr Movers kOfferMovers{8, 0, 0};      // rows that are offered
+constexpr Movers kRelayMovers{2, 8, 3584};   // and those that a relay offers again
+constexpr Movers kPushMovers{2, 4, 14336};   // partial sums that only travel
+constexpr Movers kPushSums{15, 0, 0};        // expert rows that are added
+constexpr Movers kFlatHomeSums{16, 0, 0};    // partial sums that are added at home, beside either of them
+constexpr Movers kHomeSums{5, 0, 0};
+constexpr Movers kRelaySums{4, 0, 0};  // and at a relay
 
-/// The roles' movers, fewer of them where the kernel has no registers for all, and how large a stage is for such rows.
-CrewPlan make_plan(int roles, int max_threads, std::int64_t row_bytes, const Movers (&movers)[3]) {
+static_assert(std::max(kPushSums.warps, kFlatHomeSums.warps) <= CrewCounts::kMaxMovers);
+
+/// The roles' movers for such rows: fewer where the kernel has no registers for all, and shorter rings where the CTA has
+/// no memory for all.
+CrewPlan make_plan(int roles, int max_threads, const std::int64_t (&row_bytes)[3],
+                   const Movers (&movers)[3]) {
   CrewPlan plan;
   plan.roles = roles;
-  for (int role = 0; role < roles; ++role)
-    plan.movers[role] = movers[role].warps, plan.stages[role] = movers[role].stages;
-  while (plan.threads() > max_threads) --*std::max_element(plan.movers, plan.movers + roles);
-  int stages = 0;
-  std::size_t room = CrewPlan::kSharedBytes;
   for (int role = 0; role < roles; ++role) {
-    stages += plan.movers[role] * plan.stages[role];
-    room -= plan.movers[role] * RingLayout(plan.stages[role], 0).bytes;  // what is no stage
+    const auto& [warps, stages, most] = movers[role];
+    plan.movers[role] = warps, plan.stages[role] = stages;
+    if (stages == 0) continue;
+    // Pieces of a row are alike, and begin at multiples of 128 bytes.
+    constexpr std::int64_t kAlign = RingLayout::kAlign;
+    const std::int64_t bytes = row_bytes[role], pieces = ceil_div(bytes, static_cast<std::int64_t>(most));
+    plan.stage_bytes[role] = static_cast<int>(ceil_div(ceil_div(bytes, pieces), kAlign) * kAlign);
   }
-  if (stages == 0) return plan;
-  // A stage holds a row, or as much of it as the stages' number leaves. Pieces begin at multiples of 128 bytes.
-  constexpr std::int64_t kAlign = RingLayout::kAlign;
-  const std::int64_t most = static_cast<std::int64_t>(room) / stages / kAlign * kAlign;
-  plan.stage_bytes =
-      static_cast<int>(ceil_div(ceil_div(row_bytes, ceil_div(row_bytes, most)), kAlign) * kAlign);
+  while (plan.threads() > max_threads) --*std::max_element(plan.movers, plan.movers + roles);
+  while (plan.shared_bytes() > CrewPlan::kSharedBytes) --*std::max_element(plan.stages, plan.stages + roles);
   return plan;
 }
 
@@ -290,6 +272,9 @@ void launch_teams(const DeviceWorld& world, const std::vector<typename Teams::Ar
   start(&run_teams<Teams>, launch, world.hosted, ctas, kTeamWarps * 32, 0, stream);
 }
 
+/// Of an operation that moves rows.
+int roles(const DeviceWorld& world) { return world.shape.topology.domains() > 1 ? 3 : 2; }
+
 template <class Crews>
 void launch_crews(const DeviceWorld& world, const std::vector<typename Crews::Args>& args,
                   const CrewPlan& plan, int op, double seconds, std::uintptr_t stream) {
@@ -320,20 +305,19 @@ void launch_records(const DeviceWorld& world, const std::vector<RecordArgs>& arg
 }
 void launch_deliver(const DeviceWorld& world, const std::vector<DeliverArgs>& args, int op, double seconds,
                     std::uintptr_t stream) {
-  if (!world.crews) return launch_teams<DeliverTeams>(world, args, op, seconds, stream);
-  const std::int64_t row_bytes = args.front().hidden * size_of(args.front().dtype);
-  const CrewPlan plan = make_plan(RowTeams::roles(world.shape), DeliverCrews::kMaxThreads, row_bytes,
-                                  {kPlaceMovers, kOfferMovers, kOfferMovers});
+  const std::int64_t bytes = args.front().hidden * size_of(args.front().dtype);
+  const CrewPlan plan = make_plan(roles(world), DeliverCrews::kMaxThreads, {bytes, bytes, bytes},
+                                  {kPlaceMovers, kOfferMovers, kRelayMovers});
   launch_crews<DeliverCrews>(world, args, plan, op, seconds, stream);
 }
 void launch_collect(const DeviceWorld& world, const std::vector<CollectArgs>& args, int op, double seconds,
                     std::uintptr_t stream) {
-  if (!world.crews) return launch_teams<CollectTeams>(world, args, op, seconds, stream);
   const CollectArgs& rows = args.front();
-  const bool only_travels = rows.flat && rows.dtype == rows.wire;
-  const CrewPlan plan =
-      make_plan(RowTeams::roles(world.shape), CollectCrews::kMaxThreads, rows.hidden * size_of(rows.dtype),
-                {only_travels ? kPushMovers : kAddMovers, kHomeMovers, kRelayMovers});
+  const std::int64_t bytes = rows.hidden * size_of(rows.dtype), wire = rows.hidden * size_of(rows.wire);
+  const bool only_travels = CollectCrews::only_travels(rows);
+  const CrewPlan plan = make_plan(
+      roles(world), CollectCrews::kMaxThreads, {bytes, wire, wire},
+      {only_travels ? kPushMovers : kPushSums, only_travels ? kFlatHomeSums : kHomeSums, kRelaySums});
   launch_crews<CollectCrews>(world, args, plan, op, seconds, stream);
 }
 

@@ -2,8 +2,8 @@
 // (one, or all of them). The launch guarantees that its CTAs are there at once; beyond that ranks meet through the
 // exchange alone, as on any other machine. Nothing here waits for the GPU, and a captured graph can hold these calls.
 //
-// A CTA serves one slice of one rank, or a role of it. Rows are moved by crews, its warps that wait, move and post
-// (device_crews.cuh), or by the CTA as one team.
+// A CTA serves one slice of one rank. Rows are moved by crews, its warps that wait, move and post (device_crews.cuh);
+// integers and records by the CTA as one team.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -24,7 +24,6 @@ constexpr int kMaxDeviceOps = 16;
 struct DeviceWorld {
   WindowShape shape;
   int first_rank, hosted;
-  bool crews;              // rows are moved by crews, not by a team a role
   std::uintptr_t windows;  // [ranks] addresses of all windows as this GPU maps them, on the GPU
   std::uintptr_t states;   // device_state_bytes(shape, hosted), on the GPU
   std::uintptr_t reports;  // device_report_bytes(hosted), seen by host and GPU

@@ -1,6 +1,7 @@
 // What the device's roles do with a row where a lane is a warp: the row functors, a row at a time. The same bits as
 // host_rows.h.
 #pragma once
+#include <climits>
 #include <cstdint>
 #include <type_traits>
 
@@ -23,6 +24,28 @@ __device__ __forceinline__ void with_dtype(DType dtype, const F& f) {
   return f(std::integral_constant<DType, DType::f32>{});
 }
 
+/// Integers that a warp reads 32 at a time, each by another lane.
+class WarpInts {
+ public:
+  __device__ WarpInts(const std::int32_t* list, Range range)
+      : list_(list), end_(range.end), first_(range.begin) {
+    load();
+  }
+  __device__ int operator[](int i) {
+    if (i < first_ || i >= first_ + 32) first_ = i, load();
+    return __shfl_sync(kAllLanes, value_, i - first_);
+  }
+
+ private:
+  __device__ void load() { value_ = first_ + warp_lane() < end_ ? list_[first_ + warp_lane()] : 0; }
+
+  const std::int32_t* list_;
+  int end_, first_, value_;
+};
+__device__ inline WarpInts ints(const MoverWarp&, const std::int32_t* list, Range range) {
+  return {list, range};
+}
+
 /// A search by all threads of a warp, 32 places at a time; see chunks.h.
 __device__ inline int first_from(const MoverWarp&, const std::int32_t* list, Range range,
                                  std::int64_t token) {
@@ -35,6 +58,28 @@ __device__ inline int first_from(const MoverWarp&, const std::int32_t* list, Ran
     range = {last + 1, min(last + stride, range.end)};
   }
   return range.begin;
+}
+/// Both ends are looked for where they are if hardly a token is missing, which is one trip to memory for the two. The
+/// tokens of a list differ, so none lies further in than it says.
+__device__ inline Range in_chunk(const MoverWarp& lanes, const std::int32_t* list, Range range,
+                                 const Cut& cut, int chunk) {
+  const std::int64_t tokens[2] = {cut.first(chunk), cut.first(chunk) + cut.size};
+  int near[2], value[2], found[2];
+#pragma unroll
+  for (int end = 0; end < 2; ++end) {
+    const auto most = static_cast<int>(min(static_cast<std::int64_t>(range.end - range.begin), tokens[end]));
+    near[end] = max(range.begin, range.begin + most - 32);
+    const int at = near[end] + warp_lane();
+    value[end] = at < range.begin + most ? list[at] : INT_MAX;
+  }
+#pragma unroll
+  for (int end = 0; end < 2; ++end) {
+    const int below = __popc(__ballot_sync(kAllLanes, value[end] < tokens[end]));
+    found[end] = below > 0 || near[end] == range.begin
+                     ? near[end] + below
+                     : first_from(lanes, list, {range.begin, near[end]}, tokens[end]);
+  }
+  return {found[0], found[1]};
 }
 
 /// Whose rows a warp weights, dots or copies, and where they go.
@@ -149,6 +194,9 @@ class CopyRows {
 class ComputeEach {
  public:
   using Place = int;  // the received row
+  template <int N>
+  using Places = Uniform<Place, N>;
+
   __device__ explicit ComputeEach(const DevicePlace& to) : to_(to) {}
   __device__ void operator()(Ring& ring, const char* stage, int j, int offset, int bytes) {
     if (offset == 0)
@@ -179,105 +227,109 @@ struct PushRows {
 
 /// The terms of a sum, one a lane: term i is on lane i.
 struct Terms {
-  const void* row = nullptr;
+  const char* row = nullptr;
   float weight = 1.0f;
-  unsigned ends = 0;  // bit i, alike on all lanes: a group ends with term i; none: one group
+  unsigned ends = 0;  // bit i, alike on all lanes: a group ends with term i
   int count = 0;
 };
 
-/// Adds the terms of a row, whose vectors are `columns`; what a group adds up to is rounded to `group_dtype`. A sum
-/// starts from -0, to which adding a first term changes nothing. Not inlined: the crews' own state stays out of its
-/// registers.
-template <DType In, DType Out, bool kGroups>
-__device__ __noinline__ void add_terms(const Terms& terms, int columns, char* to, DType group_dtype) {
-  constexpr int kWidth = kVector<In>, kHalves = kGroups ? 1 : 2, kAtOnce = 4;  // vectors and terms of a lane
-  for (int first = 0; first < columns; first += 32 * kHalves) {
-    float sum[kHalves][kWidth], total[kGroups ? kWidth : 1];
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half)
-#pragma unroll
-      for (float& value : sum[half]) value = terms.count == 0 ? 0.0f : -0.0f;
-#pragma unroll
-    for (float& value : total) value = -0.0f;
-    for (int begin = 0; begin < terms.count; begin += kAtOnce) {
-      uint4 vector[kAtOnce][kHalves];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const auto* const row = reinterpret_cast<const uint4*>(
-            __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(terms.row), begin + i));
-#pragma unroll
-        for (int half = 0; half < kHalves; ++half) {
-          const int column = first + 32 * half + warp_lane();
-          if (begin + i < terms.count && column < columns) vector[i][half] = row[column];
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const float weight = __shfl_sync(kAllLanes, terms.weight, begin + i);
-        if (begin + i >= terms.count) continue;
-#pragma unroll
-        for (int half = 0; half < kHalves; ++half) {
-          float x[kWidth];
-          widen<In>(x, vector[i][half]);
-#pragma unroll
-          for (int e = 0; e < kWidth; ++e) sum[half][e] = sum[half][e] + weight * x[e];
-        }
-        if constexpr (kGroups) {
-          if ((terms.ends >> (begin + i) & 1) == 0) continue;
-#pragma unroll
-          for (int e = 0; e < kWidth; ++e) {
-            total[e] = total[e] + rounded(group_dtype, sum[0][e]);
-            sum[0][e] = -0.0f;
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const int column = first + 32 * half + warp_lane();
-      if (column >= columns) continue;
-      if constexpr (kGroups)
-        store_packed(to, column, round_to<Out>(total));
-      else
-        store_packed(to, column, round_to<Out>(sum[half]));
-    }
-  }
-}
-
-/// Adds rows: expert rows to a partial sum, partial sums to a domain's, either to a token's result.
-class DeviceAdd {
+/// Sums of pieces of rows, in registers: a warp's share of a piece. A sum starts from -0, to which adding a first term
+/// changes nothing.
+template <DType In, int kVectors>
+class Sums {
  public:
-  __device__ explicit DeviceAdd(const CollectArgs& args) : args_(args) {}
-
-  __device__ void partial(int j, int, void* to) const {
-    const std::int64_t y_bytes = args_.hidden * size_of(args_.dtype);
-    const char* const y = static_cast<const char*>(args_.y);
-    if (!args_.flat) return add(args_.dtype, args_.wire, expert_rows(j, y, y_bytes), to);
-    if (args_.dtype == args_.wire) return WarpMem::copy(to, y + j * y_bytes, y_bytes);
-    add(args_.dtype, args_.wire, {y + j * y_bytes, 1.0f, 0, 1}, to);
+  __device__ Sums() { clear(); }
+  __device__ void clear() {
+#pragma unroll
+    for (auto& vector : sums_)
+#pragma unroll
+      for (float& value : vector) value = -0.0f;
   }
-  __device__ void domain_sum(const void* const* terms, int count, void* to) const {
-    add(args_.wire, args_.wire, {warp_lane() < count ? terms[warp_lane()] : nullptr, 1.0f, 0, count}, to);
-  }
-  __device__ void home(int token, const void* const* terms, const int* ranks, int count) const {
-    Terms mine{nullptr, 1.0f, 0, count};
-    bool ends = false;
-    if (warp_lane() < count) {
-      mine.row = terms[warp_lane()];
-      ends = args_.nest > 0 && (warp_lane() + 1 == count ||
-                                ranks[warp_lane()] / args_.nest != ranks[warp_lane() + 1] / args_.nest);
+  template <class Weigh>
+  __device__ void add(const uint4 (&vectors)[kVectors], const Weigh& weigh) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      float x[kWidth];
+      widen<In>(x, vectors[v]);
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) sums_[v][e] = sums_[v][e] + weigh(x[e]);
     }
-    mine.ends = __ballot_sync(kAllLanes, ends);
-    add(args_.wire, args_.out_dtype, mine,
-        static_cast<char*>(args_.z) + token * args_.hidden * size_of(args_.out_dtype));
+  }
+  __device__ void add_rounded(const Sums& group) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) sums_[v][e] = sums_[v][e] + rounded(In, group.sums_[v][e]);
+  }
+  __device__ void store(DType out, char* row, int offset, int bytes) const {
+    with_dtype(out, [&](auto dtype) {
+      constexpr DType Out = decltype(dtype)::value;
+      char* const to = row + offset / size_of(In) * size_of(Out);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const int column = 32 * v + warp_lane();
+        if (column < bytes / kVectorBytes) store_packed(to, column, round_to<Out>(sums_[v]));
+      }
+    });
   }
 
  private:
+  static constexpr int kWidth = kVector<In>;
+
+  float sums_[kVectors][kWidth];
+};
+
+/// Adds rows of In: expert rows to a partial sum, partial sums to a domain's, either to a token's result. kGroups: what
+/// a group of terms adds up to is rounded to In, and groups are added. A lane
+/// has kVectors of a piece, and kAtOnce terms of it are loaded together.
+template <DType In, bool kGroups, int kVectors, int kAtOnce>
+class SumRows {
+ public:
+  __device__ explicit SumRows(const CollectArgs& args)
+      : args_(args), row_bytes_(static_cast<int>(args.hidden * size_of(In))) {}
+
+  __device__ void partial(int j, int next, void* to) {
+    const char* const y = static_cast<const char*>(args_.y);
+    const std::int64_t y_bytes = row_bytes_;
+    if (args_.flat) return add({y + j * y_bytes, 1.0f, 0, 1}, to, args_.wire);
+    const std::int32_t row = j == next_ ? next_row_ : row_of(j);
+    next_ = next, next_row_ = next < 0 ? -1 : row_of(next);  // under way while this one is added
+    const Terms terms = expert_rows(j, row, y, y_bytes);
+    if (args_.part_weights)
+      add<true>(terms, to, args_.wire);
+    else
+      add(terms, to, args_.wire);
+  }
+  __device__ void domain_sum(const void* const* terms, int count, void* to) {
+    add({term_of_lane(terms, count), 1.0f, 0, count}, to, args_.wire);
+  }
+  __device__ void home(int token, const void* const* terms, const int* ranks, int count) {
+    Terms mine{term_of_lane(terms, count), 1.0f, 0, count};
+    if constexpr (kGroups) {
+      bool ends = false;
+      if (warp_lane() < count)
+        ends = warp_lane() + 1 == count ||
+               ranks[warp_lane()] / args_.nest != ranks[warp_lane() + 1] / args_.nest;
+      mine.ends = __ballot_sync(kAllLanes, ends);
+    }
+    add(mine, static_cast<char*>(args_.z) + token * args_.hidden * size_of(args_.out_dtype), args_.out_dtype);
+  }
+
+ private:
+  static constexpr int kPieceBytes = kVectors * 32 * kVectorBytes;
+
+  __device__ static const char* term_of_lane(const void* const* terms, int count) {
+    return static_cast<const char*>(warp_lane() < count ? terms[warp_lane()] : nullptr);
+  }
+  /// Slot `lane` of received row j.
+  __device__ std::int32_t row_of(int j) const {
+    const int top_k = args_.arrivals.top_k;
+    return warp_lane() < top_k ? args_.arrivals.rows[static_cast<std::int64_t>(j) * top_k + warp_lane()] : -1;
+  }
   /// The rows of received row j by ascending row, which is (expert, slot) order.
-  __device__ Terms expert_rows(int j, const char* y, std::int64_t y_bytes) const {
+  __device__ Terms expert_rows(int j, std::int32_t row, const char* y, std::int64_t y_bytes) const {
     const int top_k = args_.arrivals.top_k;
     const std::int64_t slot = static_cast<std::int64_t>(j) * top_k + warp_lane();
-    const std::int32_t row = warp_lane() < top_k ? args_.arrivals.rows[slot] : -1;
     const float weight = row >= 0 && args_.part_weights ? args_.part_weights[slot] : 1.0f;
     int turn = -1, count = 0;
     for (int k = 0; k < top_k; ++k) {
@@ -295,20 +347,52 @@ class DeviceAdd {
     return {y + at * y_bytes, __shfl_sync(kAllLanes, weight, from), 0, count};
   }
 
-  __device__ void add(DType in, DType out, const Terms& terms, void* to) const {
-    with_dtype(in, [&](auto from) {
-      with_dtype(out, [&](auto into) {
-        constexpr DType In = decltype(from)::value, Out = decltype(into)::value;
-        const int columns = static_cast<int>(args_.hidden / kVector<In>);
-        if (terms.ends != 0)
-          add_terms<In, Out, true>(terms, columns, static_cast<char*>(to), args_.wire);
-        else
-          add_terms<In, Out, false>(terms, columns, static_cast<char*>(to), args_.wire);
-      });
-    });
+  template <bool kWeighted = false>
+  __device__ void add(const Terms& terms, void* to, DType out) const {
+    if (terms.count == 0) return clear(static_cast<char*>(to), args_.hidden * size_of(out));
+    for (int offset = 0; offset < row_bytes_; offset += kPieceBytes) {
+      const int bytes = min(kPieceBytes, row_bytes_ - offset);
+      Sums<In, kVectors> sums, groups;
+      for (int begin = 0; begin < terms.count; begin += kAtOnce) {
+        uint4 vectors[kAtOnce][kVectors];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const auto row = reinterpret_cast<const char*>(
+              __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(terms.row), begin + i));
+          if (begin + i < terms.count) load(vectors[i], row + offset, bytes);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (begin + i >= terms.count) break;
+          if constexpr (kWeighted) {
+            const float weight = __shfl_sync(kAllLanes, terms.weight, begin + i);
+            sums.add(vectors[i], [&](float x) { return weight * x; });
+          } else {
+            sums.add(vectors[i], [](float x) { return x; });
+          }
+          if constexpr (kGroups)
+            if (terms.ends >> (begin + i) & 1) groups.add_rounded(sums), sums.clear();
+        }
+      }
+      (kGroups ? groups : sums).store(out, static_cast<char*>(to), offset, bytes);
+    }
+  }
+  __device__ static void load(uint4 (&vectors)[kVectors], const char* piece, int bytes) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int at = (32 * v + warp_lane()) * kVectorBytes;
+      vectors[v] = at < bytes ? *reinterpret_cast<const uint4*>(piece + at) : uint4{0, 0, 0, 0};
+    }
+  }
+  __device__ static void clear(char* row, std::int64_t bytes) {
+    for (std::int64_t i = warp_lane(); i < bytes / kVectorBytes; i += 32)
+      store_vector(row, static_cast<int>(i), {0, 0, 0, 0});
   }
 
   const CollectArgs& args_;
+  const int row_bytes_;
+  int next_ = -1;
+  std::int32_t next_row_ = -1;
 };
 
 }  // namespace flexep

@@ -24,6 +24,12 @@ __device__ __forceinline__ std::uint64_t ld_acquire_sys(const void* word) {
   return value;
 }
 
+__device__ __forceinline__ std::uint64_t ld_relaxed_sys(const void* word) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word));
+  return value;
+}
+
 __device__ __forceinline__ void st_release_sys(void* word, std::uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
@@ -51,17 +57,21 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* at) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
 }
 
-__device__ __forceinline__ int ld_acquire_cta_shared(const int* word) {
+/// Atomic operations, though an aligned word would do: tools that look for races know them as such.
+__device__ __forceinline__ int or_acquire_cta_shared(const int* word) {
   int value;
-  asm volatile("ld.acquire.cta.shared::cta.b32 %0, [%1];"
+  asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;"
                : "=r"(value)
                : "r"(shared_address(word))
                : "memory");
   return value;
 }
 
-__device__ __forceinline__ void st_release_cta_shared(int* word, int value) {
-  asm volatile("st.release.cta.shared::cta.b32 [%0], %1;" ::"r"(shared_address(word)), "r"(value) : "memory");
+__device__ __forceinline__ void exchange_release_cta_shared(int* word, int value) {
+  asm volatile("{\n.reg .b32 before;\natom.release.cta.shared::cta.exch.b32 before, [%0], %1;\n}" ::"r"(
+                   shared_address(word)),
+               "r"(value)
+               : "memory");
 }
 
 __device__ __forceinline__ void mbarrier_init(std::uint64_t* barrier, int arrivals) {
@@ -121,7 +131,7 @@ __device__ __forceinline__ void bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-/// All groups of this thread but the youngest `pending` are in place. More than four count as four.
+/// All groups of this thread but the youngest `pending` are in place. More than seven count as seven.
 __device__ __forceinline__ void bulk_wait_group(int pending) {
   switch (pending) {
     case 0:
@@ -132,12 +142,18 @@ __device__ __forceinline__ void bulk_wait_group(int pending) {
       return bulk_wait_group<2>();
     case 3:
       return bulk_wait_group<3>();
-    default:
+    case 4:
       return bulk_wait_group<4>();
+    case 5:
+      return bulk_wait_group<5>();
+    case 6:
+      return bulk_wait_group<6>();
+    default:
+      return bulk_wait_group<7>();
   }
 }
 
-/// All but the youngest `pending` have read their shared memory. More than four count as four.
+/// All but the youngest `pending` have read their shared memory. More than seven count as seven.
 __device__ __forceinline__ void bulk_wait_group_read(int pending) {
   switch (pending) {
     case 0:
@@ -148,8 +164,14 @@ __device__ __forceinline__ void bulk_wait_group_read(int pending) {
       return bulk_wait_group_read<2>();
     case 3:
       return bulk_wait_group_read<3>();
-    default:
+    case 4:
       return bulk_wait_group_read<4>();
+    case 5:
+      return bulk_wait_group_read<5>();
+    case 6:
+      return bulk_wait_group_read<6>();
+    default:
+      return bulk_wait_group_read<7>();
   }
 }
 
@@ -196,9 +218,11 @@ class CudaMem {
     ptx::fence_proxy_async_global();
     return signal;
   }
-  /// Looks again at once; every kLooks looks it reads the clock and has the stop words looked at.
-  __device__ Idle idle(std::size_t, Signal, Clock& clock) const {
-    if (++clock.looks % kLooks != 0) return Idle::again;
+  /// Watches the word for a while, in no order with anything: an acquire empties the SM's first cache, which the warps
+  /// beside this one use. Then it reads the clock and has the stop words looked at.
+  __device__ Idle idle(std::size_t at, Signal seen, Clock& clock) const {
+    for (std::uint32_t look = 0; look < kLooks; ++look)
+      if (ptx::ld_relaxed_sys(address(rank_, at)) != seen) return Idle::again;
     const std::int64_t now = ptx::globaltimer_nanoseconds();
     if (clock.began == 0) clock.began = now;
     const double waited = static_cast<double>(now - clock.began) * 1e-9;
@@ -207,7 +231,7 @@ class CudaMem {
   __device__ bool stop_once() const { return ptx::exchange_relaxed_gpu(&state_.stopped, 1) == 0; }
 
  private:
-  static constexpr std::uint32_t kLooks = 64;  // between two readings of the clock and the stop words
+  static constexpr std::uint32_t kLooks = 128;  // between two readings of the clock and the stop words
 
   char* const* windows_;
   std::size_t at_;
@@ -232,8 +256,8 @@ struct Warp {
 /// had seen and done before, its bulk copies too where it had seen them complete.
 class CtaCount {
  public:
-  __device__ void set(int value) { ptx::st_release_cta_shared(&value_, value); }
-  __device__ int get() const { return ptx::ld_acquire_cta_shared(&value_); }
+  __device__ void set(int value) { ptx::exchange_release_cta_shared(&value_, value); }
+  __device__ int get() const { return ptx::or_acquire_cta_shared(&value_); }
 
  private:
   int value_;

@@ -57,7 +57,7 @@ class CrewCounts {
   __device__ int granted() const { return get(granted_); }
   __device__ void set_moved(int mover, int steps) { set(moved_[mover], steps); }
   __device__ int moved(int mover) const { return get(moved_[mover]); }
-  __device__ void pause() const {}
+  __device__ void pause() const { __nanosleep(kPauseNanoseconds); }
 
  private:
   __device__ static void set(CtaCount& count, int value) {
@@ -65,10 +65,13 @@ class CrewCounts {
     if (threadIdx.x % 32 == 0) count.set(value);
   }
   __device__ static int get(const CtaCount& count) {
-    const int value = __shfl_sync(0xffffffffu, count.get(), 0);  // all threads decide alike
-    __syncwarp();
+    int value = 0;
+    if (threadIdx.x % 32 == 0) value = count.get();
+    value = __shfl_sync(0xffffffffu, value, 0);
+    __syncwarp();  // a shuffle orders no memory
     return value;
   }
+  static constexpr unsigned kPauseNanoseconds = 40;
 
   CtaCount granted_, moved_[kMaxMovers];
 };
@@ -147,7 +150,7 @@ class WarpMem {
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   template <class T>
   __device__ static void copy_as(void* to, const void* from, std::size_t bytes) {
-    constexpr int kAtOnce = 4;  // loads in flight
+    constexpr int kAtOnce = 8;  // loads in flight
     const auto count = static_cast<int>(bytes / sizeof(T));
     for (int first = lane(); first < count; first += 32 * kAtOnce) {
       T some[kAtOnce];

@@ -5,7 +5,7 @@
 //   wait()          the oldest loaded stage is full, so what it was loaded from has been read; its address
 //   store(to, n)    that stage -> global memory, a peer's too, asynchronous; wait and store come in pairs
 //   store_each(to, n)   the same to a place for each lane, null for none
-//   skip()          the same to no place, once the warp has read the stage
+//   skip()          to no place: the warp has read the stage. A ring either stores all of its stages or skips all.
 //   drain(n)        all stores but the youngest n are in place; Mem::drain of proto/exchange.h is drain(0)
 //   abandon()       the way out when a wait failed: nothing is in flight any more
 //
@@ -56,12 +56,15 @@ class Ring {
   __device__ int stage_bytes() const { return layout_.stage_bytes; }
   /// Whether this lane is the one that names a single place.
   __device__ bool leads() const { return lanes_.rank() == 0; }
+  /// The stage of the next load, and the oldest one that is held.
+  __device__ int next() const { return next_; }
+  __device__ int oldest() const { return oldest_; }
   /// Rows loaded and not yet stored.
   __device__ int held() const { return loads_ - stores_; }
 
   __device__ void acquire() const {
     // The groups younger than the one that last used the stage may go on.
-    if (loads_ < layout_.stages) return;
+    if (!stores_any_ || loads_ < layout_.stages) return;
     ptx::bulk_wait_group_read(stores_ + layout_.stages - 1 - loads_);
     lanes_.sync();  // every lane has waited for its own
   }
@@ -82,9 +85,14 @@ class Ring {
   __device__ void store_each(void* to, int bytes) {
     lanes_.sync();  // no lane still waits for, or reads, the stage that is about to be passed on
     if (to != nullptr) ptx::bulk_store(to, stage(oldest_), bytes);
+    ptx::bulk_commit_group();  // on every lane, empty or not: lanes count alike
+    stores_any_ = true;
     pass();
   }
-  __device__ void skip() { store_each(nullptr, 0); }
+  __device__ void skip() {
+    lanes_.sync();
+    pass();
+  }
 
   /// Rows stored or skipped so far.
   __device__ int passed() const { return stores_; }
@@ -98,9 +106,7 @@ class Ring {
   }
 
  private:
-  /// A group for each stage on every lane, empty or not: lanes count alike.
   __device__ void pass() {
-    ptx::bulk_commit_group();
     ++stores_;
     advance();
   }
@@ -115,7 +121,8 @@ class Ring {
   Warp lanes_;
   char* const rows_;
   std::uint64_t* const full_;
-  int loads_ = 0, stores_ = 0;  // so far
+  int loads_ = 0, stores_ = 0;  // so far; stores or skips
+  bool stores_any_ = false;
   int next_ = 0, oldest_ = 0,
       parity_ = 0;  // stage of the next load; of the next store, and that stage's phase
 };

@@ -2,6 +2,7 @@
 // ahead of what is done with the rows, and stores are found in place later, both over the ends of steps.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 
 #include "base/hd.h"
 #include "proto/crew.h"
@@ -29,11 +30,43 @@ class Registers {
   T values_[N] = {};
 };
 
+/// N values that are the same on all lanes: on a GPU lane i keeps value i. All lanes call together.
+template <class T, int N>
+class Uniform {
+ public:
+#ifdef __CUDA_ARCH__
+  static_assert(N <= 32 && sizeof(T) % 4 == 0);
+
+  __device__ void set(int index, const T& value) {
+    if (static_cast<int>(threadIdx.x) % 32 == index) value_ = value;
+  }
+  __device__ T get(int index) const {
+    constexpr int kWords = sizeof(T) / 4;
+    std::uint32_t words[kWords];
+    memcpy(words, &value_, sizeof value_);
+#pragma unroll
+    for (std::uint32_t& word : words) word = __shfl_sync(0xffffffffu, word, index);
+    T value;
+    memcpy(&value, words, sizeof value);
+    return value;
+  }
+
+ private:
+  T value_ = {};
+#else
+  FLEXEP_HD void set(int index, const T& value) { values_[index] = value; }
+  FLEXEP_HD T get(int index) const { return values_[index]; }
+
+ private:
+  T values_[N] = {};
+#endif
+};
+
 /// When a step is over: once its rows have been read, or once they are in place as well.
 enum class Until { read, stored };
 
 /// Rows in pieces of at most a stage, first in, first out. `Use` is told where each piece lies and what was said of its
-/// row's place: use(ring, stage, place, offset, bytes) stores the stage or skips it.
+/// place: use(ring, stage, place, offset, bytes) stores the stage or skips it. Use::Places<N> keeps what was said.
 template <class Mem, class Ring, class Use>
 class RingMover : public Mem {
  public:
@@ -48,7 +81,7 @@ class RingMover : public Mem {
     const int late = until_ == Until::stored ? kLate : 0;
     if (until_ == Until::stored) ring_.drain(late);
     if (over_ < ring_.passed() - late) over_ = ring_.passed() - late;
-    return over_ < loaded_ ? step_of_.get(over_ % kTags) - 1 : step_;
+    return over_ < loaded_ ? step_of_.get(over_ & (kTags - 1)) - 1 : step_;
   }
   FLEXEP_HD void finish() {
     while (ring_.held() > 0) pass_one();
@@ -61,45 +94,55 @@ class RingMover : public Mem {
     move(from, ring_.leads() ? static_cast<char*>(place) : nullptr);
   }
   FLEXEP_HD void move(const void* from, typename Use::Place place) {
-    const int stages = ring_.stages(), most = ring_.stage_bytes();
-    for (int offset = 0; offset < row_bytes_; offset += most) {
-      if (ring_.held() >= (stages > 1 ? stages - 1 : 1)) pass_one();
-      ring_.acquire();
-      places_.set(loaded_ % stages, place);
-      offsets_.set(loaded_ % stages, offset);
-      step_of_.set(loaded_ % kTags, step_);
-      ring_.load(static_cast<const char*>(from) + offset, piece(offset));
-      ++loaded_;
-    }
+    const int most = ring_.stage_bytes();
+    for (int offset = 0; offset < row_bytes_; offset += most)
+      piece(static_cast<const char*>(from) + offset, place, offset,
+            row_bytes_ - offset < most ? row_bytes_ - offset : most);
   }
+  /// `bytes` that lie at `from`, `offset` bytes into their row; at most a stage.
+  FLEXEP_HD void piece(const void* from, const typename Use::Place& place, int offset, int bytes) {
+    const int stages = ring_.stages();
+    if (ring_.held() >= (stages > 1 ? stages - 1 : 1)) pass_one();
+    ring_.acquire();
+    places_.set(ring_.next(), place);
+    pieces_.set(ring_.next(), {offset, bytes});
+    step_of_.set(loaded_ & (kTags - 1), step_);
+    ring_.load(from, bytes);
+    ++loaded_;
+  }
+  FLEXEP_HD int row_bytes() const { return row_bytes_; }
+  FLEXEP_HD int stage_bytes() const { return ring_.stage_bytes(); }
 
  private:
-  static constexpr int kLate = 2, kTags = 16;  // more than pieces that are held or stored late
-  static_assert(kTags >= kMaxStages + kLate);
+  struct Piece {
+    int offset, bytes;
+  };
+  static constexpr int kLate = 6, kTags = 16;  // more than pieces that are held or stored late
+  static_assert(kTags >= kMaxStages + kLate && (kTags & (kTags - 1)) == 0);
 
-  FLEXEP_HD int piece(int offset) const {
-    const int left = row_bytes_ - offset, most = ring_.stage_bytes();
-    return left < most ? left : most;
-  }
   FLEXEP_HD void pass_one() {
-    const int oldest = ring_.passed() % ring_.stages(), offset = offsets_.get(oldest);
+    const int oldest = ring_.oldest();
+    const Piece piece = pieces_.get(oldest);
     const char* const stage = ring_.wait();
-    use_(ring_, stage, places_.get(oldest), offset, piece(offset));
+    use_(ring_, stage, places_.get(oldest), piece.offset, piece.bytes);
   }
 
   Ring ring_;
   Use use_;
   const Until until_;
   const int row_bytes_;
-  int step_ = 0, loaded_ = 0, over_ = 0;  // pieces loaded, and those whose part of a step is over
-  Registers<typename Use::Place, kMaxStages> places_;  // by stage
-  Registers<int, kMaxStages> offsets_;
-  Registers<int, kTags> step_of_;  // by number of the piece
+  int step_ = 0, loaded_ = 0, over_ = 0;              // pieces loaded, and those whose part of a step is over
+  typename Use::template Places<kMaxStages> places_;  // by stage
+  Uniform<Piece, kMaxStages> pieces_;
+  Uniform<int, kTags> step_of_;  // by number of the piece
 };
 
 /// Stores each piece: to an address on each lane, null for none.
 struct StoreEach {
   using Place = char*;
+  template <int N>
+  using Places = Registers<Place, N>;
+
   template <class Ring>
   FLEXEP_HD void operator()(Ring& ring, const char*, Place to, int offset, int bytes) const {
     ring.store_each(to == nullptr ? nullptr : to + offset, bytes);

@@ -53,6 +53,11 @@ class TeamCrew {
 
 /// What a lane of a SplitCrew does.
 enum class Actor { waiter, mover, poster };
+/// One that is known when the code is compiled.
+template <Actor kActor>
+struct ActorIs {
+  FLEXEP_HD constexpr operator Actor() const { return kActor; }
+};
 
 /// What the lanes of a SplitCrew tell each other is kept in `Progress` (CrewCounts of mem/cuda_warps.cuh). Who reads a
 /// count has seen what the lane that set it had seen and done before.
@@ -65,11 +70,13 @@ constexpr int kNoMore = -1;
 ///   void begin(int step)   what is put and read from now on belongs to that step
 ///   int done()             every put and read of steps up to this one is complete
 ///   void finish()          waits until all of them are
-template <class Mem, class Team, class Mover, class Lanes, class Progress>
+///
+/// `Who`: Actor, or ActorIs, with which only that lane's part of a role is compiled.
+template <class Who, class Mem, class Team, class Mover, class Lanes, class Progress>
 class SplitCrew {
  public:
   /// `mover` and `lanes` are used by movers only: lanes.rank() of lanes.size().
-  FLEXEP_HD SplitCrew(Actor actor, Exchange<Mem, Team>& exchange, Mover& mover, const Lanes& lanes,
+  FLEXEP_HD SplitCrew(Who actor, Exchange<Mem, Team>& exchange, Mover& mover, const Lanes& lanes,
                       Progress& progress)
       : actor_(actor), exchange_(exchange), mover_(mover), lanes_(lanes), progress_(progress) {}
 
@@ -139,7 +146,7 @@ class SplitCrew {
     return true;
   }
 
-  const Actor actor_;
+  const Who actor_;
   Exchange<Mem, Team>& exchange_;
   Mover& mover_;
   const Lanes lanes_;

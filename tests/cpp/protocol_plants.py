@@ -56,7 +56,7 @@ MOVED = "mover_.done()"
 HELD_UP = "settle();  // whom the waiter waits for may wait for these"
 NO_MORE = "progress_.granted() == kNoMore"
 
-STEP_OF = "step_of_.get(over_ % kTags) - 1"
+STEP_OF = "step_of_.get(over_ & (kTags - 1)) - 1"
 
 SLOT_OF_LANE = "layout.mail_slot(me, chunk) + mine.begin"
 
@@ -89,7 +89,7 @@ PLANTS = [
         "a ring's step said to be done at its first row",
         RING,
         STEP_OF,
-        "step_of_.get(over_ % kTags)",
+        "step_of_.get(over_ & (kTags - 1))",
         "pull",
         PULLED,
     ),

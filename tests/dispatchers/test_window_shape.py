@@ -48,7 +48,6 @@ def on_gpus(hosted: int) -> SimpleNamespace:
 def test_a_rank_takes_no_more_multiprocessors_than_there_are(
     hosted: int, changed: dict[str, object], slices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FLEXEP_PEER", "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132)
@@ -56,12 +55,8 @@ def test_a_rank_takes_no_more_multiprocessors_than_there_are(
     assert num_slices(config(**changed), on_gpus(hosted)) == slices
 
 
-def test_what_has_no_crews_is_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_gpu_is_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_slices(config(), flexep.Group.local(3)) == 1
-    monkeypatch.setenv("FLEXEP_PEER", "0")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert num_slices(config(), on_gpus(8)) == 1
-    monkeypatch.setenv("FLEXEP_PEER", "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert num_slices(config(), on_gpus(8)) == 1
 

@@ -27,12 +27,6 @@ SMALL = Case(
 )
 
 
-@pytest.fixture(params=["teams", "crews"], autouse=True)
-def movers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who moves the rows: docs/decisions/crews.md."""
-    monkeypatch.setenv("FLEXEP_PEER", "1" if request.param == "crews" else "0")
-
-
 @pytest.mark.parametrize(
     ("ranks", "domain_size"), [(8, None), (8, 4), (8, 2), (72, None), (72, 8), (6, 2), (2, 1)]
 )

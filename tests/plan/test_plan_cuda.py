@@ -229,7 +229,7 @@ def host_waits() -> Iterator[list[str]]:
             yield waits
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    waits += [str(each.message) for each in found if "synchronizing" in str(each.message)]
+    waits += [str(each.message) for each in found if "called a synchronizing" in str(each.message)]
 
 
 def test_static_sizes_wait_for_nothing_and_exact_ones_once() -> None:

@@ -36,9 +36,9 @@ class WrittenDown:
     """Stands for DeviceWindows: keeps what it was told; `fault_now` is what the GPU has reported."""
 
     def __init__(
-        self, shape: WindowShape, addresses: Any, hosted: Any, crews: bool, device: torch.device
+        self, shape: WindowShape, addresses: Any, hosted: Any, device: torch.device
     ) -> None:
-        self.told = (shape, list(addresses), tuple(hosted), crews, device)
+        self.told = (shape, list(addresses), tuple(hosted), device)
         self.moved = torch.zeros(1, len(OPS), 4, dtype=torch.int64)
         self.launched: list[str] = []
         self.fault_now: Any = None
@@ -82,9 +82,8 @@ def windows(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
 def test_a_launch_is_for_the_hosted_rank_and_knows_every_window(windows: list[DeviceWindow]) -> None:
     seen = []
     for rank, one in enumerate(windows):
-        shape, addresses, hosted, crews, device = one._windows.told
+        shape, addresses, hosted, device = one._windows.told
         assert (shape, hosted, device) == (SHAPE, (rank,), torch.device("cuda", rank))
-        assert crews  # whoever has a GPU for itself moves rows by crews
         assert one._memory.name == "peer"
         assert addresses == list(one._memory.addresses)
         seen += addresses

@@ -215,9 +215,8 @@ class DeviceWindows:
     """The same operations on windows in GPU memory: each is enqueued on the current stream, and nothing waits for it.
 
     Args: `addresses`: [R], where each rank's zeroed window lies as `device` maps it; the memory outlives this object.
-    `hosted`: the ranks that live on this GPU and are played here: one, or all. `crews`: warps that wait, move and post
-    apart move rows, through rings of shared memory, instead of one team a role. Tensors of every call must stay alive
-    until the stream has passed it, which the caching allocator sees to.
+    `hosted`: the ranks that live on this GPU and are played here: one, or all. Tensors of every call
+    must stay alive until the stream has passed it, which the caching allocator sees to.
     """
 
     def __init__(
@@ -225,7 +224,6 @@ class DeviceWindows:
         shape: WindowShape,
         addresses: Sequence[int],
         hosted: Sequence[int],
-        crews: bool,
         device: torch.device,
     ) -> None:
         ranks, native = len(hosted), shape.native
@@ -240,7 +238,7 @@ class DeviceWindows:
         self._device = device
         self._hosted = ranks
         self._world = _C.DeviceWorld(
-            shape=native, first_rank=hosted[0], hosted=ranks, crews=crews, windows=table.data_ptr(),
+            shape=native, first_rank=hosted[0], hosted=ranks, windows=table.data_ptr(),
             states=states.data_ptr(), reports=reports.data_ptr(), moved=self.moved.data_ptr(),
         )  # fmt: skip
 

@@ -12,7 +12,6 @@ from flexep._native.window import MAX_CHUNKS, MAX_DEVICE_SLICES, WindowShape
 from flexep.config import ROW_BYTES, DispatcherConfig
 from flexep.errors import ArgumentError
 from flexep.group import Group
-from flexep.transport.device_window import moves_by_crews
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ def num_slices(config: DispatcherConfig, group: Group) -> int:
     `config.num_sms`, or 24 for flat rows and 64 where they are expanded; fewer where the GPU or the tokens do not
     allow it. The ranks of a local group share one GPU, and all their CTAs must be there at once.
     """
-    if group.device.type != "cuda" or not torch.cuda.is_available() or not moves_by_crews(group):
+    if group.device.type != "cuda" or not torch.cuda.is_available():
         return 1  # without a GPU there will be no window either: opening says so on every rank
     here = torch.cuda.get_device_properties(group.device).multi_processor_count // len(group.hosted)
     wanted = DEFAULT_SMS[config.layout] if config.num_sms is None else config.num_sms

@@ -11,18 +11,11 @@ import torch
 
 from flexep._native.one_sided_plan import RankPlan
 from flexep._native.window import Collect, Deliver, DeviceWindows, WindowShape
-from flexep.config import Environment
 from flexep.group import Group
 from flexep.transport._window import COUNTS, RECORDS, Window, count, number_of, record_bytes_of
 from flexep.transport.collectives import Traffic
 from flexep.transport.gpu_memory import is_capturing
 from flexep.transport.window_memory import WindowMemory
-
-
-def moves_by_crews(group: Group) -> bool:
-    """Whether crews move the rows of a group on GPUs (docs/decisions/crews.md). Ranks on one GPU have teams, whose
-    kernels have been measured, unless FLEXEP_PEER=1."""
-    return not group.is_local or Environment.read().peer
 
 
 class DeviceWindow(Window):
@@ -32,9 +25,7 @@ class DeviceWindow(Window):
     def __init__(self, group: Group, shape: WindowShape, timeout: float) -> None:
         super().__init__(group, shape, timeout)
         memory = self._alive()
-        self._windows = DeviceWindows(
-            shape, memory.addresses, group.hosted, moves_by_crews(group), group.device
-        )
+        self._windows = DeviceWindows(shape, memory.addresses, group.hosted, group.device)
         # Whatever stream the first operation is on, it finds zeros.
         torch.cuda.current_stream(group.device).synchronize()
         self._calls: dict[str, tuple[int, int]] = {}  # calls so far, and bytes of a record (0: rows)

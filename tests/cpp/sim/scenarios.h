@@ -8,6 +8,7 @@
 #include "kernels/collect.h"
 #include "kernels/deliver.h"
 #include "kernels/records.h"
+#include "mem/ring_mover.h"
 #include "world.h"
 
 namespace flexep::sim {
@@ -121,6 +122,8 @@ inline Lane mover_lane(int lane, int lanes) { return {lane - 2, lanes - 2}; }
 template <class Check>
 struct CheckEach {
   using Place = int;
+  template <int N>
+  using Places = Uniform<Place, N>;
   const Check& check;
   template <class Ring>
   void operator()(Ring& ring, const char* stage, int j, int offset, int bytes) const {

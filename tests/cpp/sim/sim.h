@@ -178,6 +178,8 @@ class SimRing {
   int stage_bytes() const { return stage_bytes_; }
   bool leads() const { return true; }
   int held() const { return loads_ - passed(); }
+  int next() const { return loads_ % stages_; }
+  int oldest() const { return passed() % stages_; }
   int passed() const { return static_cast<int>(stores_.size()); }
 
   void acquire() {
