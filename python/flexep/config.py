@@ -34,8 +34,8 @@ class Environment:
     Attributes:
         debug: FLEXEP_DEBUG. Calls on CUDA judge values as calls on the CPU do, with a host wait: expert ids outside
             [-1, E) and NaN weights raise ArgumentError. A graph that is being captured is not waited for.
-        peer: FLEXEP_PEER. GPU processes may open windows in each other's memory, and `backend="auto"` tries them; crews
-            move rows there, and among the ranks of one GPU too. None of this has been measured yet.
+        peer: FLEXEP_PEER. GPU processes may open windows in each other's memory, and `backend="auto"` tries them. More
+            than two GPUs have not been tried.
     """
 
     debug: bool

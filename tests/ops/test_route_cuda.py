@@ -157,9 +157,7 @@ def test_one_kernel_each_way() -> None:
             call()
             torch.cuda.synchronize()
         kernels = [e.name for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-        assert len([k for k in kernels if "route_" in k]) == len(kernels) == 1 + (name == "grad"), (
-            kernels
-        )
+        assert len([k for k in kernels if "route_" in k]) == len(kernels) == 1 + (name == "grad"), kernels
 
 
 @pytest.mark.parametrize("kind", KINDS)

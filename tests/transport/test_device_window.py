@@ -35,9 +35,7 @@ SHAPE = WindowShape(
 class WrittenDown:
     """Stands for DeviceWindows: keeps what it was told; `fault_now` is what the GPU has reported."""
 
-    def __init__(
-        self, shape: WindowShape, addresses: Any, hosted: Any, device: torch.device
-    ) -> None:
+    def __init__(self, shape: WindowShape, addresses: Any, hosted: Any, device: torch.device) -> None:
         self.told = (shape, list(addresses), tuple(hosted), device)
         self.moved = torch.zeros(1, len(OPS), 4, dtype=torch.int64)
         self.launched: list[str] = []

@@ -37,8 +37,8 @@ class PeerReserver(Reserver):
         check_size(self.nbytes)
         if not Environment.read().peer:
             raise Unavailable(
-                "windows between GPU processes have not been measured yet: set FLEXEP_PEER=1 on every rank to use "
-                "them all the same, or backend='alltoall'"
+                "windows between GPU processes are switched off: set FLEXEP_PEER=1 on every rank, or use "
+                "backend='alltoall'"
             )
         refuse_capture()
         index = self._device.index
