@@ -197,6 +197,8 @@ constexpr Movers kFlatHomeSums{16, 0, 0};    // partial sums that are added at h
 constexpr Movers kHomeSums{5, 0, 0};
 constexpr Movers kRelaySums{4, 0, 0};  // and at a relay
 
+static_assert(std::max({kPlaceMovers.stages, kRelayMovers.stages, kPushMovers.stages}) <=
+              RingWarp<StoreEach>::kMaxStages);
 static_assert(std::max(kPushSums.warps, kFlatHomeSums.warps) <= CrewCounts::kMaxMovers);
 
 /// The roles' movers for such rows: fewer where the kernel has no registers for all, and shorter rings where the CTA has

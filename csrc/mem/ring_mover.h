@@ -99,6 +99,14 @@ class RingMover : public Mem {
       piece(static_cast<const char*>(from) + offset, place, offset,
             row_bytes_ - offset < most ? row_bytes_ - offset : most);
   }
+
+ private:
+  struct Piece {
+    int offset, bytes;
+  };
+  static constexpr int kLate = 2, kTags = 16;  // more than pieces that are held or stored late
+  static_assert(kTags >= kMaxStages + kLate && (kTags & (kTags - 1)) == 0);
+
   /// `bytes` that lie at `from`, `offset` bytes into their row; at most a stage.
   FLEXEP_HD void piece(const void* from, const typename Use::Place& place, int offset, int bytes) {
     const int stages = ring_.stages();
@@ -110,16 +118,6 @@ class RingMover : public Mem {
     ring_.load(from, bytes);
     ++loaded_;
   }
-  FLEXEP_HD int row_bytes() const { return row_bytes_; }
-  FLEXEP_HD int stage_bytes() const { return ring_.stage_bytes(); }
-
- private:
-  struct Piece {
-    int offset, bytes;
-  };
-  static constexpr int kLate = 6, kTags = 16;  // more than pieces that are held or stored late
-  static_assert(kTags >= kMaxStages + kLate && (kTags & (kTags - 1)) == 0);
-
   FLEXEP_HD void pass_one() {
     const int oldest = ring_.oldest();
     const Piece piece = pieces_.get(oldest);

@@ -132,7 +132,7 @@ def without_switch(ctx: RankContext, odd: int) -> Outcome:
 
 
 def test_without_the_switch_nobody_opens_windows(pool: RankPool) -> None:
-    assert_refused_by(pool.run(without_switch, 1), 1, "not been measured yet: set FLEXEP_PEER=1")
+    assert_refused_by(pool.run(without_switch, 1), 1, "switched off: set FLEXEP_PEER=1")
     assert works(pool)
 
 
