@@ -57,7 +57,6 @@ class DeviceWorld:
         shape: WindowShape,
         first_rank: int,
         hosted: int,
-        crews: bool,
         windows: int,
         states: int,
         reports: int,
