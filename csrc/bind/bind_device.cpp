@@ -10,7 +10,6 @@ namespace flexep {
 namespace py = pybind11;
 
 void bind_device(py::module_& m) {
-  using Address = uintptr_t;
   py::class_<DeviceWorld>(m, "DeviceWorld")
       .def(py::init([](const WindowShape& shape, int first_rank, int hosted, Address windows, Address states,
                        Address reports, Address moved) {

@@ -4,16 +4,7 @@
 namespace py = pybind11;
 
 namespace flexep {
-namespace {
-
-using Address = std::uintptr_t;  // 0 is "not given"
-
-template <class T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
-}  // namespace
+namespace {}  // namespace
 
 void bind_maps(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> released;

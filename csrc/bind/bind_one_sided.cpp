@@ -7,12 +7,6 @@ namespace flexep {
 namespace {
 
 namespace py = pybind11;
-using Address = uintptr_t;
-
-template <class T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
 
 OneSidedPlan plan(const OneSidedSetup& setup, int rank, int first_place, int places, int tokens,
                   Address topk_idx, bool wide, bool has_weights, Address weights, Address number,

@@ -15,13 +15,6 @@ namespace py = pybind11;
 namespace flexep {
 namespace {
 
-using Address = std::uintptr_t;  // 0 is "not given"
-
-template <class T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
 /// (address, bytes between rows, dtype code)
 using Rows = std::tuple<Address, std::int64_t, int>;
 

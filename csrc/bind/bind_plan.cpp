@@ -11,13 +11,7 @@ namespace flexep {
 namespace {
 
 namespace py = pybind11;
-using Address = uintptr_t;
 using Stream = std::optional<uintptr_t>;  // None: run on the host now
-
-template <class T = int32_t>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
 
 template <class Step>
 void run(const Step& step, Stream stream) {

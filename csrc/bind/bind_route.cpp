@@ -9,13 +9,7 @@ namespace flexep {
 namespace {
 
 namespace py = pybind11;
-using Address = std::uintptr_t;                // 0 is "not given"
 using Stream = std::optional<std::uintptr_t>;  // None: run on the host now
-
-template <class T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
 
 }  // namespace
 

@@ -9,12 +9,6 @@ namespace flexep {
 namespace {
 
 namespace py = pybind11;
-using Address = uintptr_t;
-
-template <class T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
 
 WindowShape make_shape(int ranks, int domain_size, int slices, int slots, int pull_tokens, int push_tokens,
                        int pull_row_bytes, int push_row_bytes, int mail_bytes, int board_ints,

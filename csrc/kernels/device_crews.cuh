@@ -15,8 +15,8 @@ struct CrewPlan {
 
   int roles = 0;
   int movers[kMaxRoles] = {};
-  int stages[kMaxRoles] = {},
-      stage_bytes[kMaxRoles] = {};  // of each mover's ring; 0: ordinary loads and stores
+  int stages[kMaxRoles] = {};  // of each mover's ring; 0: ordinary loads and stores
+  int stage_bytes[kMaxRoles] = {};
 
   FLEXEP_HD constexpr int warps(int role) const { return kSpeakers + movers[role]; }
   FLEXEP_HD constexpr int threads() const {

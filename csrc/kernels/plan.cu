@@ -1,11 +1,5 @@
 #include "kernels/plan.h"
 
-#include <cooperative_groups.h>
-
-#include <algorithm>
-#include <map>
-#include <mutex>
-
 #include "base/cuda_check.h"
 
 namespace flexep {
@@ -65,23 +59,6 @@ __global__ void __launch_bounds__(kPlanLanes, 1)
   step.template phase<kPhase>(CtaBlock{}, spill + blockIdx.x * each);
 }
 
-/// All phases: between two, the blocks of the cluster meet, and see what each has written.
-template <class Step, int kPhase = 0>
-__device__ __forceinline__ void run_phases(const Step& step, int32_t* on_chip) {
-  step.template phase<kPhase>(CtaBlock{}, on_chip);
-  if constexpr (kPhase + 1 < Step::kPhases) {
-    cooperative_groups::this_cluster().sync();
-    run_phases<Step, kPhase + 1>(step, on_chip);
-  }
-}
-template <class Step>
-__global__ void __launch_bounds__(kClusterLanes, 1) clustered_phases(const Step step) {
-  extern __shared__ int32_t on_chip[];
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
-  run_phases(step, on_chip);
-}
-
 template <class Kernel>
 void allow_shared(Kernel kernel, int64_t bytes) {
   constexpr int64_t kWithoutAsking = 48 * 1024;
@@ -91,112 +68,41 @@ void allow_shared(Kernel kernel, int64_t bytes) {
         "shared memory of a plan step");
 }
 
-/// How a kernel of the plan is launched; the attributes that it has are behind `config`.
-struct Launch {
-  cudaLaunchAttribute attributes[2]{};
-  cudaLaunchConfig_t config{};
-
-  Launch(PlanShape shape, cudaStream_t stream, int64_t shared_ints) {
-    config.gridDim = static_cast<unsigned>(shape.blocks);
-    config.blockDim = static_cast<unsigned>(shape.lanes);
-    config.stream = stream;
-    config.dynamicSmemBytes = sizeof(int32_t) * static_cast<size_t>(shared_ints);
-    config.attrs = attributes;
-  }
-  Launch(const Launch&) = delete;
-  Launch& operator=(const Launch&) = delete;
-
-  /// May start before the kernel before it has ended, for whose end it waits.
-  void start_early() {
-    cudaLaunchAttribute& early = attributes[config.numAttrs++];
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-  }
-  void make_cluster() {
-    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {config.gridDim.x, 1, 1};
-  }
-};
-
-/// Whether the current GPU, or the part of it that this process has, can hold the largest cluster of such a step.
-template <class Step>
-bool find_room_for_cluster() {
-  const auto kernel = clustered_phases<Step>;
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-             "the cluster of a plan step");
-  allow_shared(kernel, kSharedInts * static_cast<int64_t>(sizeof(int32_t)));
-  Launch largest({kClusterBlocks, kClusterLanes}, nullptr, kSharedInts);
-  largest.make_cluster();
-  int clusters = 0;
-  const cudaError_t status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &largest.config);
-  if (status != cudaSuccess) cudaGetLastError();  // not this GPU: nothing has failed
-  return status == cudaSuccess && clusters > 0;
-}
-
-/// The same, asked once a GPU.
-template <class Step>
-bool has_room_for_cluster() {
-  static std::mutex asking;
-  static std::map<int, bool> known;
-  int device = 0;
-  cuda_check(cudaGetDevice(&device), "the current GPU");
-  const std::lock_guard<std::mutex> alone(asking);
-  const auto found = known.find(device);
-  return found != known.end() ? found->second : known[device] = find_room_for_cluster<Step>();
-}
-
+/// `early`: may start before the kernel before it has ended, for whose end it waits.
 template <class Step, int kPhase = 0>
 void launch_phases(const Step& step, PlanShape shape, cudaStream_t stream, bool early) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(shape.blocks);
+  config.blockDim = static_cast<unsigned>(shape.lanes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = early;
   const int64_t spilled = spilled_ints(step, shape.lanes);
-  const int64_t shared_ints = spilled > 0 ? 0 : step.shared_ints(shape.lanes / kWarp, shape.lanes);
-  Launch launch(shape, stream, shared_ints);
-  if (early) launch.start_early();
   cudaError_t status = cudaSuccess;
   if (spilled == 0) {
-    allow_shared(plan_phase<Step, kPhase>, static_cast<int64_t>(launch.config.dynamicSmemBytes));
-    status = cudaLaunchKernelEx(&launch.config, plan_phase<Step, kPhase>, step);
+    config.dynamicSmemBytes = sizeof(int32_t) * step.shared_ints(shape.lanes / kWarp, shape.lanes);
+    allow_shared(plan_phase<Step, kPhase>, static_cast<int64_t>(config.dynamicSmemBytes));
+    status = cudaLaunchKernelEx(&config, plan_phase<Step, kPhase>, step);
   } else if constexpr (requires { step.workspace; }) {
     int32_t* const spill = step.workspace + step.workspace_ints(shape.blocks);
-    status = cudaLaunchKernelEx(&launch.config, spilled_phase<Step, kPhase>, step, spill, spilled);
+    status = cudaLaunchKernelEx(&config, spilled_phase<Step, kPhase>, step, spill, spilled);
   }
   cuda_check(status, "plan step launch");
   // The phase before is a kernel of ours, which waits for what came before it.
   if constexpr (kPhase + 1 < Step::kPhases) launch_phases<Step, kPhase + 1>(step, shape, stream, true);
 }
 
-template <class Step>
-void launch_cluster(const Step& step, PlanShape shape, cudaStream_t stream, bool early) {
-  Launch launch(shape, stream, step.shared_ints(shape.lanes / kWarp, shape.lanes));
-  if (early) launch.start_early();
-  launch.make_cluster();
-  cuda_check(cudaLaunchKernelEx(&launch.config, clustered_phases<Step>, step), "plan step launch");
-}
-
 }  // namespace
 
 template <class Step>
 void launch_plan(const Step& step, PlanShape shape, uintptr_t stream, bool behind_ours) {
-  const auto on = reinterpret_cast<cudaStream_t>(stream);
-  if constexpr (std::is_base_of_v<CountSlots, Step> || std::is_base_of_v<AssignRows, Step>) {
-    if (shape.cluster && has_room_for_cluster<Step>()) return launch_cluster(step, shape, on, behind_ours);
-    shape.lanes = std::min(shape.lanes, kPlanLanes);
-  }
-  launch_phases(step, shape, on, behind_ours);
+  launch_phases(step, shape, reinterpret_cast<cudaStream_t>(stream), behind_ours);
 }
 
-template void launch_plan(const CountSlots&, PlanShape, uintptr_t, bool);
-template void launch_plan(const ResolveRows&, PlanShape, uintptr_t, bool);
-template void launch_plan(const AssignRows&, PlanShape, uintptr_t, bool);
-template void launch_plan(const ResolveAndAssign&, PlanShape, uintptr_t, bool);
-template void launch_plan(const PeerCounts&, PlanShape, uintptr_t, bool);
-template void launch_plan(const ExpectRows&, PlanShape, uintptr_t, bool);
-template void launch_plan(const RelayRecords&, PlanShape, uintptr_t, bool);
-template void launch_plan(const ClearRows&, PlanShape, uintptr_t, bool);
-template void launch_plan(const ReceiveRows&, PlanShape, uintptr_t, bool);
-template void launch_plan(const InvertRows&, PlanShape, uintptr_t, bool);
-template void launch_plan(const CompactRows&, PlanShape, uintptr_t, bool);
-template void launch_plan(const PlanPermutation&, PlanShape, uintptr_t, bool);
-template void launch_plan(const TransposeChunks&, PlanShape, uintptr_t, bool);
+#define FLEXEP_LAUNCH(Step) template void launch_plan(const Step&, PlanShape, uintptr_t, bool);
+FLEXEP_EACH_PLAN_STEP(FLEXEP_LAUNCH)
 
 }  // namespace flexep

@@ -1,5 +1,4 @@
-// Runs a plan step: on the host by one lane, on a GPU by one kernel a phase, or by one cluster of blocks that meet
-// between phases. Same text, same integers.
+// Runs a plan step: on the host by one lane, on a GPU by one kernel a phase. Same text, same integers.
 //
 // Tuning, reckoned for T = 8192, K = 8, E = 256 (65,536 slots) on 132 SMs; nothing here changes an integer.
 //   bytes    ids 0.26 MB in, row map and row_src 0.65 MB out, counts 64 x 257 ints: all in L2, below 1 us together
@@ -10,12 +9,10 @@
 //            one dependent load (id), one shared read, two stores
 // About 3 + 4 us. A block of more slots reads fewer rows of counts but stores more (an SM takes about one scattered
 // store a cycle); at 1024 slots a block the two are equal. More blocks than kCountingBlocks cost more to add up than
-// they save. Where kClusterBlocks blocks do, they are a cluster, which its blocks' meeting serves instead of the second
-// launch: about 0.5 us instead of 1.5 to 2. A grid barrier would do the same for more, and ask that all be resident.
+// they save. A grid barrier instead of the second launch would save about 1 us, and ask that all blocks be resident.
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 #include <vector>
 
 #include "plan/assign.h"
@@ -34,44 +31,21 @@ inline constexpr int kPlanLanes = 512;       // of a block, where the step's sha
 inline constexpr int kCountingBlocks = 128;  // most blocks of a step whose blocks add up each other's counts
 inline constexpr int kPlainBlocks = 2048;    // most blocks of a step whose lanes share nothing
 inline constexpr int kItemsPerBlock = 1024;  // slots or rows
-inline constexpr int kClusterBlocks = 16;    // of a cluster, which the blocks of a small step are
-inline constexpr int kClusterLanes = 1024;   // most lanes of a block of it
-inline constexpr int64_t kClusterItems = 2 * kClusterBlocks * kClusterLanes;  // most slots of such a step
 inline constexpr int64_t kSharedInts =
     24 * 1024;  // of a block on the chip; what needs more lives in the workspace
 
-/// Blocks and lanes of a launch; whether the blocks are one cluster, and all phases one kernel, where the GPU has room.
+/// Blocks and lanes of a launch.
 struct PlanShape {
   int blocks, lanes;
-  bool cluster = false;
 };
-
-/// As many lanes as asked for, or as the chip's shared memory allows.
-template <class Step>
-int fitting_lanes(const Step& step, int lanes) {
-  while (lanes > kWarp && step.shared_ints(lanes / kWarp, lanes) > kSharedInts) lanes /= 2;
-  return lanes;
-}
 
 template <class Step>
 PlanShape plan_shape(const Step& step) {
   constexpr bool counts = requires { step.workspace_ints(1); };
   const int64_t wanted = (step.items() + kItemsPerBlock - 1) / kItemsPerBlock;
-  return {static_cast<int>(std::clamp<int64_t>(wanted, 1, counts ? kCountingBlocks : kPlainBlocks)),
-          fitting_lanes(step, kPlanLanes)};
-}
-
-/// Slots are numbered by the blocks of one step and placed by the blocks of another, so both have as many.
-template <class Step>
-  requires std::is_base_of_v<CountSlots, Step> || std::is_base_of_v<AssignRows, Step>
-PlanShape plan_shape(const Step& step) {
-  const int64_t wanted = (step.items() + kItemsPerBlock - 1) / kItemsPerBlock;
-  if (step.items() > kClusterItems)
-    return {static_cast<int>(std::min<int64_t>(wanted, kCountingBlocks)), fitting_lanes(step, kPlanLanes)};
-  const int blocks = static_cast<int>(std::clamp<int64_t>(wanted, 1, kClusterBlocks));
-  const int lanes = step.items() > blocks * kPlanLanes ? kClusterLanes : kPlanLanes;
-  if (fitting_lanes(step, lanes) == lanes) return {blocks, lanes, true};
-  return {blocks, fitting_lanes(step, kPlanLanes)};
+  int lanes = kPlanLanes;
+  while (lanes > kWarp && step.shared_ints(lanes / kWarp, lanes) > kSharedInts) lanes /= 2;
+  return {static_cast<int>(std::clamp<int64_t>(wanted, 1, counts ? kCountingBlocks : kPlainBlocks)), lanes};
 }
 
 /// The ranks are laid out independently of each other: a block each.
@@ -97,6 +71,22 @@ int64_t launch_ints(const Step& step, PlanShape shape) {
 /// launch is refused.
 template <class Step>
 void launch_plan(const Step& step, PlanShape shape, uintptr_t stream, bool behind_ours = false);
+
+/// Calls X(Step) for every step that can be launched.
+#define FLEXEP_EACH_PLAN_STEP(X) \
+  X(CountSlots)                  \
+  X(ResolveRows)                 \
+  X(AssignRows)                  \
+  X(ResolveAndAssign)            \
+  X(PeerCounts)                  \
+  X(ExpectRows)                  \
+  X(RelayRecords)                \
+  X(ClearRows)                   \
+  X(ReceiveRows)                 \
+  X(InvertRows)                  \
+  X(CompactRows)                 \
+  X(PlanPermutation)             \
+  X(TransposeChunks)
 
 /// Runs a plan step by one lane, now.
 template <class Step>

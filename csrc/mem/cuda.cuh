@@ -9,6 +9,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "base/team.h"
 #include "proto/exchange.h"
@@ -131,48 +132,32 @@ __device__ __forceinline__ void bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-/// All groups of this thread but the youngest `pending` are in place. More than seven count as seven.
-__device__ __forceinline__ void bulk_wait_group(int pending) {
+/// Calls wait(std::integral_constant) of a number of groups, which an instruction wants as a constant. More than four
+/// count as four, so that more is waited for.
+template <class Wait>
+__device__ __forceinline__ void with_pending(int pending, const Wait& wait) {
   switch (pending) {
     case 0:
-      return bulk_wait_group<0>();
+      return wait(std::integral_constant<int, 0>{});
     case 1:
-      return bulk_wait_group<1>();
+      return wait(std::integral_constant<int, 1>{});
     case 2:
-      return bulk_wait_group<2>();
+      return wait(std::integral_constant<int, 2>{});
     case 3:
-      return bulk_wait_group<3>();
-    case 4:
-      return bulk_wait_group<4>();
-    case 5:
-      return bulk_wait_group<5>();
-    case 6:
-      return bulk_wait_group<6>();
+      return wait(std::integral_constant<int, 3>{});
     default:
-      return bulk_wait_group<7>();
+      return wait(std::integral_constant<int, 4>{});
   }
 }
 
-/// All but the youngest `pending` have read their shared memory. More than seven count as seven.
+/// All groups of this thread but the youngest `pending` are in place.
+__device__ __forceinline__ void bulk_wait_group(int pending) {
+  with_pending(pending, [](auto most) { bulk_wait_group<decltype(most)::value>(); });
+}
+
+/// All but the youngest `pending` have read their shared memory.
 __device__ __forceinline__ void bulk_wait_group_read(int pending) {
-  switch (pending) {
-    case 0:
-      return bulk_wait_group_read<0>();
-    case 1:
-      return bulk_wait_group_read<1>();
-    case 2:
-      return bulk_wait_group_read<2>();
-    case 3:
-      return bulk_wait_group_read<3>();
-    case 4:
-      return bulk_wait_group_read<4>();
-    case 5:
-      return bulk_wait_group_read<5>();
-    case 6:
-      return bulk_wait_group_read<6>();
-    default:
-      return bulk_wait_group_read<7>();
-  }
+  with_pending(pending, [](auto most) { bulk_wait_group_read<decltype(most)::value>(); });
 }
 
 __device__ __forceinline__ std::int64_t globaltimer_nanoseconds() {

@@ -64,7 +64,7 @@ class Ring {
 
   __device__ void acquire() const {
     // The groups younger than the one that last used the stage may go on.
-    if (!stores_any_ || loads_ < layout_.stages) return;
+    if (loads_ < layout_.stages) return;
     ptx::bulk_wait_group_read(stores_ + layout_.stages - 1 - loads_);
     lanes_.sync();  // every lane has waited for its own
   }
@@ -86,7 +86,6 @@ class Ring {
     lanes_.sync();  // no lane still waits for, or reads, the stage that is about to be passed on
     if (to != nullptr) ptx::bulk_store(to, stage(oldest_), bytes);
     ptx::bulk_commit_group();  // on every lane, empty or not: lanes count alike
-    stores_any_ = true;
     pass();
   }
   __device__ void skip() {
@@ -122,7 +121,6 @@ class Ring {
   char* const rows_;
   std::uint64_t* const full_;
   int loads_ = 0, stores_ = 0;  // so far; stores or skips
-  bool stores_any_ = false;
   int next_ = 0, oldest_ = 0,
       parity_ = 0;  // stage of the next load; of the next store, and that stage's phase
 };

@@ -2,7 +2,6 @@
 // ahead of what is done with the rows, and stores are found in place later, both over the ends of steps.
 #pragma once
 #include <cstddef>
-#include <cstdint>
 
 #include "base/hd.h"
 #include "proto/crew.h"
@@ -35,21 +34,12 @@ template <class T, int N>
 class Uniform {
  public:
 #ifdef __CUDA_ARCH__
-  static_assert(N <= 32 && sizeof(T) % 4 == 0);
+  static_assert(N <= 32);
 
   __device__ void set(int index, const T& value) {
     if (static_cast<int>(threadIdx.x) % 32 == index) value_ = value;
   }
-  __device__ T get(int index) const {
-    constexpr int kWords = sizeof(T) / 4;
-    std::uint32_t words[kWords];
-    memcpy(words, &value_, sizeof value_);
-#pragma unroll
-    for (std::uint32_t& word : words) word = __shfl_sync(0xffffffffu, word, index);
-    T value;
-    memcpy(&value, words, sizeof value);
-    return value;
-  }
+  __device__ T get(int index) const { return __shfl_sync(0xffffffffu, value_, index); }
 
  private:
   T value_ = {};
@@ -94,35 +84,30 @@ class RingMover : public Mem {
     move(from, ring_.leads() ? static_cast<char*>(place) : nullptr);
   }
   FLEXEP_HD void move(const void* from, typename Use::Place place) {
-    const int most = ring_.stage_bytes();
-    for (int offset = 0; offset < row_bytes_; offset += most)
-      piece(static_cast<const char*>(from) + offset, place, offset,
-            row_bytes_ - offset < most ? row_bytes_ - offset : most);
+    const int stages = ring_.stages(), most = ring_.stage_bytes();
+    for (int offset = 0; offset < row_bytes_; offset += most) {
+      if (ring_.held() >= (stages > 1 ? stages - 1 : 1)) pass_one();
+      ring_.acquire();
+      places_.set(ring_.next(), place);
+      offsets_.set(ring_.next(), offset);
+      step_of_.set(loaded_ & (kTags - 1), step_);
+      ring_.load(static_cast<const char*>(from) + offset, piece(offset));
+      ++loaded_;
+    }
   }
 
  private:
-  struct Piece {
-    int offset, bytes;
-  };
   static constexpr int kLate = 2, kTags = 16;  // more than pieces that are held or stored late
   static_assert(kTags >= kMaxStages + kLate && (kTags & (kTags - 1)) == 0);
 
-  /// `bytes` that lie at `from`, `offset` bytes into their row; at most a stage.
-  FLEXEP_HD void piece(const void* from, const typename Use::Place& place, int offset, int bytes) {
-    const int stages = ring_.stages();
-    if (ring_.held() >= (stages > 1 ? stages - 1 : 1)) pass_one();
-    ring_.acquire();
-    places_.set(ring_.next(), place);
-    pieces_.set(ring_.next(), {offset, bytes});
-    step_of_.set(loaded_ & (kTags - 1), step_);
-    ring_.load(from, bytes);
-    ++loaded_;
+  FLEXEP_HD int piece(int offset) const {
+    const int left = row_bytes_ - offset, most = ring_.stage_bytes();
+    return left < most ? left : most;
   }
   FLEXEP_HD void pass_one() {
-    const int oldest = ring_.oldest();
-    const Piece piece = pieces_.get(oldest);
+    const int oldest = ring_.oldest(), offset = offsets_.get(oldest);
     const char* const stage = ring_.wait();
-    use_(ring_, stage, places_.get(oldest), piece.offset, piece.bytes);
+    use_(ring_, stage, places_.get(oldest), offset, piece(offset));
   }
 
   Ring ring_;
@@ -131,7 +116,7 @@ class RingMover : public Mem {
   const int row_bytes_;
   int step_ = 0, loaded_ = 0, over_ = 0;              // pieces loaded, and those whose part of a step is over
   typename Use::template Places<kMaxStages> places_;  // by stage
-  Uniform<Piece, kMaxStages> pieces_;
+  Uniform<int, kMaxStages> offsets_;
   Uniform<int, kTags> step_of_;  // by number of the piece
 };
 

@@ -1,6 +1,6 @@
 // Who runs a step of the plan. A step has phases. A phase is run by blocks that never meet (the CTAs of one kernel);
-// the next phase begins when all of them are done and sees all that they wrote (the next kernel, or the same one where
-// the CTAs are a cluster, which meets). No step needs its blocks to be resident together, and none spins.
+// the next phase begins when all of them are done and sees all that they wrote (the next kernel). No step needs its
+// blocks to be resident together, and none spins.
 //
 // A block is a Team (rank, size, sync: base/team.h) that also knows
 //   block(), blocks()         which of how many blocks

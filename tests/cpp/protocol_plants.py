@@ -136,12 +136,7 @@ PLANTS = [
         PULLED,
     ),
     Plant(
-        "a ring's last piece as long as the others",
-        RING,
-        "row_bytes_ - offset < most ? row_bytes_ - offset : most",
-        "most",
-        "pull",
-        PULLED,
+        "a ring's last piece as long as the others", RING, "left < most ? left : most", "most", "pull", PULLED
     ),
     Plant(
         "every lane's records in one place",

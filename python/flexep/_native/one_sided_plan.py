@@ -5,6 +5,7 @@ Shape letters: T tokens, K top-k, R ranks, N received rows, M expert-major rows.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ from flexep._native.arrivals import Sizes
 from flexep._native.operands import INT32_MAX, address
 from flexep._native.plan import Counted, PlanTable
 from flexep.errors import ArgumentError
+
+MOST_SIZES = 64  # whose lengths are remembered
 
 
 class Lists(NamedTuple):
@@ -75,7 +78,7 @@ class OneSidedPlanner:
             on_device=device.type == "cuda", tokens_at=tokens_at,
         )  # fmt: skip
         self._record_bytes = (4 * (1 + top_k), 4 * (1 + 2 * top_k))  # without weights and with them
-        self._lengths: dict[tuple[int, Sizes, bool], tuple[list[int], int, int]] = {}
+        self._ints = lru_cache(MOST_SIZES)(self._count_ints)  # with a capacity always the same few
 
     def prepare(
         self,
@@ -108,22 +111,12 @@ class OneSidedPlanner:
             self._record_bytes[weights is not None],
         )
 
-    def _ints(self, tokens: int, sizes: Sizes, has_weights: bool) -> tuple[list[int], int, int]:
-        """Lengths of the lists, their sum, and ints of scratch memory; with a capacity always the same few."""
-        key = (tokens, sizes, has_weights)
-        found = self._lengths.get(key)
-        if found is None:
-            if sizes.flat * self._top_k > INT32_MAX:
-                raise ArgumentError("received", sizes.flat, f"at most {INT32_MAX} slots")
-            if sizes.left > INT32_MAX:
-                raise ArgumentError("num_send", sizes.left, f"at most {INT32_MAX} send positions")
-            lengths = _C.kept_ints(self._setup, tokens, sizes.left, sizes.flat, sizes.rows)
-            scratch = _C.scratch_ints(self._setup, tokens, sizes.left, sizes.flat, has_weights)
-            found = (lengths, sum(lengths), scratch)
-            if len(self._lengths) >= MOST_LENGTHS:
-                self._lengths.clear()
-            self._lengths[key] = found
-        return found
-
-
-MOST_LENGTHS = 64  # that are remembered
+    def _count_ints(self, tokens: int, sizes: Sizes, has_weights: bool) -> tuple[list[int], int, int]:
+        """Lengths of the lists, their sum, and ints of scratch memory."""
+        if sizes.flat * self._top_k > INT32_MAX:
+            raise ArgumentError("received", sizes.flat, f"at most {INT32_MAX} slots")
+        if sizes.left > INT32_MAX:
+            raise ArgumentError("num_send", sizes.left, f"at most {INT32_MAX} send positions")
+        lengths = _C.kept_ints(self._setup, tokens, sizes.left, sizes.flat, sizes.rows)
+        scratch = _C.scratch_ints(self._setup, tokens, sizes.left, sizes.flat, has_weights)
+        return lengths, sum(lengths), scratch

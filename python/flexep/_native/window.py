@@ -215,8 +215,8 @@ class DeviceWindows:
     """The same operations on windows in GPU memory: each is enqueued on the current stream, and nothing waits for it.
 
     Args: `addresses`: [R], where each rank's zeroed window lies as `device` maps it; the memory outlives this object.
-    `hosted`: the ranks that live on this GPU and are played here: one, or all. Tensors of every call
-    must stay alive until the stream has passed it, which the caching allocator sees to.
+    `hosted`: the ranks that live on this GPU and are played here: one, or all. Tensors of every call must
+    stay alive until the stream has passed it, which the caching allocator sees to.
     """
 
     def __init__(

@@ -5,12 +5,12 @@ while they move (csrc/kernels/deliver.h, collect.h). What deepep and hybridep di
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 
 import torch
 
 from flexep._native.arrivals import Sizes, count_peers, exact_sizes, receive_rows
-from flexep._native.one_sided_plan import OneSidedPlanner, RankPlan
+from flexep._native.one_sided_plan import MOST_SIZES, OneSidedPlanner, RankPlan
 from flexep._native.operands import output
 from flexep._native.plan import HEADER_INTS, Counted, PlaceRows, PlanTable, assign_rows, resolve
 from flexep._native.window import Arrivals, Collect, Deliver
@@ -57,7 +57,7 @@ class OneSidedBackend(Backend):
             TOKENS,
             group.device,
         )
-        self._most_sizes = cache(partial(most_sizes, config, self.hop_size))
+        self._most_sizes = lru_cache(MOST_SIZES)(partial(most_sizes, config, self.hop_size))
         self._none_registered = torch.zeros(group.size, dtype=torch.int32, device=group.device)
 
     @property

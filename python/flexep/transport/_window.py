@@ -177,4 +177,5 @@ def number_of(op: str) -> int:
     return _NUMBERS[op]
 
 
-_NUMBERS = {op: number for number, op in enumerate(OPS)} | {"dispatch.header": 1, "combine.header": 1}
+_NUMBERS = {op: number for number, op in enumerate(OPS)}
+_NUMBERS |= {f"{call}.header": _NUMBERS["header"] for call in ("dispatch", "combine")}
