@@ -54,13 +54,14 @@ FLEXEP_HD Status push_partials(Crew& crew, const CollectArgs& args, Row& row) {
             const Range all = in_chunk(lanes, list.token, {list.base[home], list.base[home + 1]}, cut, chunk);
             const Range mine = share(turned(lanes, chunk + step), all);
             auto tokens = ints(lanes, list.token, mine);
-            for (int j = mine.begin; j < mine.end; ++j) {
-              const auto in_slot = static_cast<int>(tokens[j] - cut.first(chunk));
-              const std::size_t at = to.channel == Channel::push
-                                         ? layout.push_row(to.ring, chunk, in_slot)
-                                         : layout.relay_push_row(to.ring, chunk, in_slot);
-              row.partial(j, j + 1 < mine.end ? j + 1 : -1, mem.target(to.owner, at, row_bytes));
-            }
+            const std::int64_t first = cut.first(chunk);
+            const std::size_t first_at = to.channel == Channel::push
+                                             ? layout.push_row(to.ring, chunk, 0)
+                                             : layout.relay_push_row(to.ring, chunk, 0);
+            const std::size_t stride = layout.shape.push_row_bytes;
+            for (int j = mine.begin; j < mine.end; ++j)
+              row.partial(j, j + 1 < mine.end ? j + 1 : -1,
+                          mem.target(to.owner, first_at + (tokens[j] - first) * stride, row_bytes));
           },
           [&](auto& exchange) { exchange.announce(to.channel, to.line, chunk); });
       if (status != Status::arrived) return status;
@@ -142,6 +143,9 @@ FLEXEP_HD Status add_home(Crew& crew, const CollectArgs& args, Row& row) {
         [&](auto& mem, const auto& lanes) {
           const Range mine = share(turned(lanes, chunk), cut.range(chunk, T));
           auto ranks = of_tokens(lanes, args.home_rank, mine, top_k);
+          const std::int64_t first = cut.first(chunk);
+          const std::size_t first_at = layout.push_row(0, chunk, 0), stride = layout.shape.push_row_bytes;
+          const std::size_t ring_bytes = layout.push_row(1, chunk, 0) - first_at;
           for (int token = mine.begin; token < mine.end; ++token) {
             const void* terms[kMaxTopK];
             int from[kMaxTopK], count = 0;
@@ -151,8 +155,8 @@ FLEXEP_HD Status add_home(Crew& crew, const CollectArgs& args, Row& row) {
               const int ring = flat ? rank : topology.domain(rank);
               if (!flat && count > 0 && from[count - 1] == ring) continue;  // its domain has added it already
               from[count] = ring;
-              terms[count++] = mem.view(
-                  me, layout.push_row(ring, chunk, static_cast<int>(token - cut.first(chunk))), row_bytes);
+              terms[count++] =
+                  mem.view(me, first_at + ring * ring_bytes + (token - first) * stride, row_bytes);
             }
             row.home(token, terms, from, count);
           }

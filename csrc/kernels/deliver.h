@@ -41,9 +41,11 @@ FLEXEP_HD Status offer_rows(Crew& crew, const DeliverArgs& args) {
         [&](auto& mem, const auto& lanes) {
           if (args.registered[me]) return;
           const Range mine = share(turned(lanes, chunk), cut.range(chunk, T));
+          const char* const x = static_cast<const char*>(args.x);
+          const std::int64_t first = cut.first(chunk);
+          const std::size_t at = layout.pull_row(chunk, 0), stride = layout.shape.pull_row_bytes;
           for (int t = mine.begin; t < mine.end; ++t)
-            mem.put(me, layout.pull_row(chunk, static_cast<int>(t - cut.first(chunk))),
-                    static_cast<const char*>(args.x) + t * row_bytes, row_bytes);
+            mem.put(me, at + (t - first) * stride, x + t * row_bytes, row_bytes);
         },
         [&](auto& exchange) {
           for (int peer = 0; peer < topology.ranks; ++peer)
@@ -85,10 +87,10 @@ FLEXEP_HD Status place_rows(Crew& crew, const DeliverArgs& args, Row& row) {
       const int source = (me + step) % R, chunks = cut.chunks(args.tokens_of[source]);
       if (chunk >= chunks) continue;
       const PullFrom from = pull_from(layout.shape.topology, me, source);
-      const auto place_of = [&](int token) {
-        const auto in_slot = static_cast<int>(token - cut.first(chunk));
-        if (from.relay_domain >= 0) return layout.relay_pull_row(from.relay_domain, chunk, in_slot);
-        return args.registered[source] ? layout.registered_row(token) : layout.pull_row(chunk, in_slot);
+      const auto first_row = [&] {  // of the chunk
+        if (from.relay_domain >= 0) return layout.relay_pull_row(from.relay_domain, chunk, 0);
+        return args.registered[source] ? layout.registered_row(static_cast<int>(cut.first(chunk)))
+                                       : layout.pull_row(chunk, 0);
       };
       const Status status = crew.step(
           [&](auto& exchange) {
@@ -99,10 +101,15 @@ FLEXEP_HD Status place_rows(Crew& crew, const DeliverArgs& args, Row& row) {
                 in_chunk(lanes, list.token, {list.base[source], list.base[source + 1]}, cut, chunk);
             const Range mine = share(turned(lanes, chunk + step), all);
             auto tokens = ints(lanes, list.token, mine);
+            // What all rows of the step share is looked up once: a mover has hardly time for more than the rows.
+            const bool is_mine = source == me;
+            const char* const x = static_cast<const char*>(args.x);
+            const std::int64_t first = cut.first(chunk);
+            const std::size_t first_at = is_mine ? 0 : first_row(), stride = layout.shape.pull_row_bytes;
             const auto at = [&](int j) -> const void* {
               const int token = tokens[j];
-              if (source == me) return static_cast<const char*>(args.x) + token * row_bytes;
-              return mem.view(from.owner, place_of(token), row_bytes);
+              return is_mine ? x + token * row_bytes
+                             : mem.view(from.owner, first_at + (token - first) * stride, row_bytes);
             };
             const void* next = mine.begin < mine.end ? at(mine.begin) : nullptr;
             for (int j = mine.begin; j < mine.end; ++j) {

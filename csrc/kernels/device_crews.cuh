@@ -11,7 +11,7 @@ namespace flexep {
 /// How a CTA's warps and shared memory are dealt to the roles of an operation that moves rows.
 struct CrewPlan {
   static constexpr int kMaxRoles = 3, kSpeakers = 2;  // a waiter and a poster for each role
-  static constexpr int kSharedBytes = 224 * 1024;     // of a CTA, beside what is static
+  static constexpr int kSharedBytes = 216 * 1024;     // of a CTA, beside what is static
 
   int roles = 0;
   int movers[kMaxRoles] = {};
@@ -40,10 +40,9 @@ class CtaCrews {
  public:
   __device__ CtaCrews(const CrewPlan& plan, const WarpMem& mem, const WindowLayout& layout,
                       const Operation& operation, CrewCounts* counts, char* shared)
-      : plan_(plan), mem_(mem), layout_(layout), operation_(operation), shared_(shared) {
+      : plan_(plan), mem_(mem), layout_(layout), operation_(operation), counts_(counts), shared_(shared) {
     warp_ = static_cast<int>(threadIdx.x) / 32;
     while (warp_ >= plan_.warps(role_)) warp_ -= plan_.warps(role_++);
-    counts_ = counts + role_;
   }
 
   __device__ int role() const { return role_; }
@@ -89,7 +88,7 @@ class CtaCrews {
     WarpMem mem = mem_;
     OneWarp one;
     Exchange<WarpMem, OneWarp> exchange(mem, one, layout_, operation_);
-    SplitCrew crew(actor, exchange, mover, movers(), *counts_);
+    SplitCrew crew(actor, exchange, mover, movers(), counts_[role_]);
     work(crew, mover);
     crew.finish();
     return mover.moved();
@@ -108,25 +107,29 @@ class CtaCrews {
 /// copy engine of the SM does one thing after the other, and is busy with those that are placed.
 struct DeliverCrews {
   using Args = DeliverArgs;
-  static constexpr int kMaxThreads = 512;
+  static constexpr int kMaxThreads = 448;
   static constexpr int kPlace = 0, kOffer = 1;
 
-  __device__ static Moved run(CtaCrews& crews, const Args& args, int ranks) {
+  Zeros zeros;  // shared memory
+
+  __device__ void begin() { zeros.clear(); }
+  __device__ Moved run(CtaCrews& crews, const Args& args, int ranks) const {
     const std::int64_t row_bytes = args.hidden * size_of(args.dtype);
     const DevicePlace to(args, ranks);
     if (crews.role() == kPlace) return place(crews, args, to, row_bytes);
-    if (crews.role() == kOffer) return offer(crews, args, to);
+    if (crews.role() == kOffer) return offer(crews, args, to, zeros);
     return crews.by_ring(row_bytes, Until::stored, StoreEach{},
                          [&](auto& crew, auto&) { relay_rows(crew, args); });
   }
 
  private:
-  __device__ __noinline__ static Moved offer(CtaCrews& crews, const Args& args, const DevicePlace& to) {
+  __device__ __noinline__ static Moved offer(CtaCrews& crews, const Args& args, const DevicePlace& to,
+                                             const Zeros& zeros) {
     return crews.by_lanes([&](auto& crew, auto&) {
       offer_rows(crew, args);
       crew.finish();  // all is offered before anybody has time for the rows that nothing fills
       crew.only_move(
-          [&](auto&, const auto&) { to.pad(crews.share_of({0, static_cast<int>(args.num_rows)})); });
+          [&](auto&, const auto&) { to.pad(crews.share_of({0, static_cast<int>(args.num_rows)}), zeros); });
     });
   }
   __device__ __noinline__ static Moved place(CtaCrews& crews, const Args& args, const DevicePlace& to,
@@ -150,9 +153,11 @@ struct CollectCrews {
   static constexpr int kMaxThreads = 768;
   static constexpr int kPush = 0, kHome = 1;
 
+  __device__ void begin() const {}
+
   FLEXEP_HD static bool only_travels(const Args& args) { return args.flat && args.dtype == args.wire; }
 
-  __device__ static Moved run(CtaCrews& crews, const Args& args, int) {
+  __device__ Moved run(CtaCrews& crews, const Args& args, int) const {
     if (crews.role() == kPush && only_travels(args)) return push(crews, args);
     Moved moved;
     with_dtype(crews.role() == kPush ? args.dtype : args.wire, [&](auto dtype) {
@@ -167,11 +172,11 @@ struct CollectCrews {
 
  private:
   __device__ __noinline__ static Moved push(CtaCrews& crews, const Args& args) {
-    return crews.by_ring(args.hidden * size_of(args.dtype), Until::stored, StoreEach{},
-                         [&](auto& crew, auto& mover) {
-                           const PushRows rows{args, mover};
-                           push_partials(crew, args, rows);
-                         });
+    const std::int64_t row_bytes = args.hidden * size_of(args.dtype);
+    return crews.by_ring(row_bytes, Until::stored, StoreEach{}, [&](auto& crew, auto& mover) {
+      const PushRows rows{static_cast<const char*>(args.y), row_bytes, mover};
+      push_partials(crew, args, rows);
+    });
   }
   template <DType In>
   __device__ __noinline__ static Moved push_sums(CtaCrews& crews, const Args& args) {

@@ -161,14 +161,16 @@ __global__ void __launch_bounds__(Crews::kMaxThreads, 1)
   extern __shared__ __align__(128) char shared[];
   __shared__ CrewCounts counts[CrewPlan::kMaxRoles];
   __shared__ CtaTables<typename Crews::Args> tables;
+  __shared__ Crews crews;
   const int slices = launch.layout.shape.slices;
   CtaPart<typename Crews::Args> part(launch, tables, slices, static_cast<int>(blockIdx.x) % slices);
   if (threadIdx.x < CrewPlan::kMaxRoles) counts[threadIdx.x].clear();
-  // The counts are clear for everybody: beginning meets.
+  crews.begin();
+  // Both are so for everybody: beginning meets.
   part.run(false, [&] {
     const Operation operation = part.operation();
-    CtaCrews crews(launch.crews, part.mem(), part.layout(), operation, counts, shared);
-    return Crews::run(crews, part.args(), part.layout().shape.topology.ranks);
+    CtaCrews cta(launch.crews, part.mem(), part.layout(), operation, counts, shared);
+    return crews.run(cta, part.args(), part.layout().shape.topology.ranks);
   });
 }
 
@@ -189,7 +191,7 @@ struct Movers {
 };
 // Measured: docs/decisions/crews.md. They change no bits.
 constexpr Movers kPlaceMovers{4, 3, 14336};  // rows that arrive
-constexpr Movers kOfferMovers{8, 0, 0};      // rows that are offered
+constexpr Movers kOfferMovers{6, 0, 0};      // rows that are offered
 constexpr Movers kRelayMovers{2, 8, 3584};   // and those that a relay offers again
 constexpr Movers kPushMovers{2, 4, 14336};   // partial sums that only travel
 constexpr Movers kPushSums{15, 0, 0};        // expert rows that are added

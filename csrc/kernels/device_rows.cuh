@@ -82,39 +82,64 @@ __device__ inline Range in_chunk(const MoverWarp& lanes, const std::int32_t* lis
   return {found[0], found[1]};
 }
 
+/// Shared memory of a CTA that is zero, for bulk stores.
+struct Zeros {
+  static constexpr int kBytes = 7168;
+
+  alignas(128) char bytes[kBytes];
+
+  /// By all threads, which meet before anybody stores them.
+  __device__ void clear() {
+    for (int i = static_cast<int>(threadIdx.x); i < kBytes / kVectorBytes; i += static_cast<int>(blockDim.x))
+      reinterpret_cast<uint4*>(bytes)[i] = {0, 0, 0, 0};
+    ptx::fence_proxy_async_shared_cta();
+  }
+};
+
 /// Whose rows a warp weights, dots or copies, and where they go.
 class DevicePlace {
  public:
   __device__ DevicePlace(const DeliverArgs& args, int ranks)
-      : args_(args), received_(args.arrivals.base[ranks]), row_bytes_(args.hidden * size_of(args.dtype)) {}
+      : args_(args),
+        out_(static_cast<char*>(args.out)),
+        rows_(args.arrivals.rows),
+        row_bytes_(args.hidden * size_of(args.dtype)),
+        received_(args.arrivals.base[ranks]),
+        top_k_(args.flat ? 0 : args.arrivals.top_k) {}
 
   __device__ bool computes() const { return !args_.flat && (args_.weights || args_.dot_with); }
   /// Which row copy `lane` of received row j becomes; -1 if it has fewer, or is none.
   __device__ std::int32_t copy_of(int j) const {
     if (j >= received_) return -1;
-    if (args_.flat) return warp_lane() == 0 ? j : -1;
-    return warp_lane() < args_.arrivals.top_k ? rows_of(j)[warp_lane()] : -1;
+    if (top_k_ == 0) return warp_lane() == 0 ? j : -1;
+    return warp_lane() < top_k_ ? rows_of(j)[warp_lane()] : -1;
   }
   __device__ char* out_or_null(std::int32_t row) const { return row < 0 ? nullptr : out(row); }
 
-  /// Clears the rows of a warp's share that nothing fills.
-  __device__ void pad(Range mine) const {
+  /// Clears the rows of a warp's share that nothing fills, by bulk stores out of `zeros`: next to those of the rows,
+  /// ordinary stores hardly get their turn. One row is on its way while the next one is sent after it.
+  __device__ void pad(Range mine, const Zeros& zeros) const {
     for (int first = mine.begin; first < mine.end; first += 32) {
       const int row = first + warp_lane();
       const bool empty = row < mine.end && (args_.flat ? row >= received_ : args_.row_src[row] < 0);
       for (unsigned left = __ballot_sync(kAllLanes, empty); left != 0; left &= left - 1) {
         const int clear = first + __ffs(left) - 1;
-        for (std::int64_t i = warp_lane(); i < row_bytes_ / kVectorBytes; i += 32)
-          store_vector(out(clear), static_cast<int>(i), {0, 0, 0, 0});
-        if (args_.dot_with && warp_lane() == 0) args_.dots[clear] = 0.0f;
+        if (warp_lane() != 0) continue;
+        for (std::int64_t at = 0; at < row_bytes_; at += Zeros::kBytes)
+          ptx::bulk_store(out(clear) + at, zeros.bytes,
+                          static_cast<int>(min(row_bytes_ - at, static_cast<std::int64_t>(Zeros::kBytes))));
+        ptx::bulk_commit_group();
+        ptx::bulk_wait_group_read<1>();
+        if (args_.dot_with) args_.dots[clear] = 0.0f;
       }
     }
+    ptx::bulk_wait_group<0>();
   }
 
   /// Weights and dots `bytes` of received row j, which lie at `piece` and begin `offset` bytes into it. `sums`: of the
   /// row's dots so far, by slot; pieces come in order and begin at multiples of 128 bytes.
   __device__ void place_piece(int j, const char* piece, int offset, int bytes, float* sums) const {
-    for (int k = 0; k < args_.arrivals.top_k; ++k) {
+    for (int k = 0; k < top_k_; ++k) {
       const std::int32_t to = rows_of(j)[k];
       if (to < 0) continue;
       with_dtype(args_.dtype, [&](auto dtype) {
@@ -129,9 +154,9 @@ class DevicePlace {
   }
 
  private:
-  __device__ char* out(std::int64_t row) const { return static_cast<char*>(args_.out) + row * row_bytes_; }
+  __device__ char* out(std::int64_t row) const { return out_ + row * row_bytes_; }
   __device__ const std::int32_t* rows_of(int j) const {
-    return args_.arrivals.rows + static_cast<std::int64_t>(j) * args_.arrivals.top_k;
+    return rows_ + static_cast<std::int64_t>(j) * top_k_;
   }
   template <DType D>
   __device__ void scale(char* to, const char* from, int bytes, float weight) const {
@@ -168,8 +193,11 @@ class DevicePlace {
   }
 
   const DeliverArgs& args_;
-  int received_;
+  // What every row needs, by value.
+  char* out_;
+  const std::int32_t* rows_;
   std::int64_t row_bytes_;
+  int received_, top_k_;  // top_k: 0 if flat
 };
 
 /// Rows that are only copied: the copy engine stores them out of their stage. Where the next row goes is fetched while
@@ -184,7 +212,7 @@ class CopyRows {
   }
 
  private:
-  const DevicePlace& to_;
+  const DevicePlace to_;
   RingWarp<StoreEach>& mover_;
   int next_ = -1;
   std::int32_t next_copy_ = -1;
@@ -216,12 +244,11 @@ struct ComputeRows {
 
 /// Partial sums that only travel.
 struct PushRows {
-  const CollectArgs& args;
+  const char* y;
+  std::int64_t row_bytes;
   RingWarp<StoreEach>& mover;
   __device__ void partial(int j, int, void* to) const {
-    const std::int64_t row_bytes = args.hidden * size_of(args.dtype);
-    mover.move(static_cast<const char*>(args.y) + j * row_bytes,
-               warp_lane() == 0 ? static_cast<char*>(to) : nullptr);
+    mover.move(y + j * row_bytes, warp_lane() == 0 ? static_cast<char*>(to) : nullptr);
   }
 };
 

@@ -94,7 +94,10 @@ struct DeviceReport {
 class WarpMem {
  public:
   __device__ WarpMem(char* const* windows, const Topology& topology, int rank, DeviceState& state)
-      : mem_(windows, 0, rank, state.window), topology_(topology), rank_(rank) {}
+      : mem_(windows, 0, rank, state.window),
+        rank_(rank),
+        domain_begin_(topology.domain(rank) * topology.domain_size),
+        domain_size_(topology.domain_size) {}
 
   __device__ void put(int to, std::size_t at, const void* from, std::size_t bytes) {
     copy(target(to, at, bytes), from, bytes);
@@ -166,12 +169,12 @@ class WarpMem {
     if (peer == rank_) return;
     const auto n = static_cast<std::int64_t>(bytes);
     moved_.add({1, n, 0, 0});
-    if (topology_.domain(peer) != topology_.domain(rank_)) moved_.add({0, 0, 1, n});
+    const bool near = peer >= domain_begin_ && peer < domain_begin_ + domain_size_;
+    if (!near) moved_.add({0, 0, 1, n});
   }
 
   CudaMem mem_;
-  Topology topology_;
-  int rank_;
+  int rank_, domain_begin_, domain_size_;
   Moved moved_;
 };
 

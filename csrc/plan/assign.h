@@ -115,8 +115,8 @@ struct AssignRows {
   }
 };
 
-/// ResolveRows and AssignRows in the phases of one: every block lays out all ranks by itself, the first one where the
-/// layout is asked for and the others in shared memory. `base`, `start` and `cut` of AssignRows are not read.
+/// ResolveRows and AssignRows in the phases of one: every block lays out all ranks by itself in shared memory, and the
+/// first one copies the layout to where it is asked for. `base`, `start` and `cut` of AssignRows are not read.
 struct ResolveAndAssign : AssignRows {
   ResolveRows resolve;  // of this source
 
@@ -127,9 +127,11 @@ struct ResolveAndAssign : AssignRows {
   template <int kPhase, class Team>
   FLEXEP_HD void phase(const Team& team, int32_t* shared) const {
     if constexpr (kPhase == 0) {
-      const ResolveRows layout = team.block() == 0 ? resolve : resolved_in(shared);
+      const ResolveRows layout = resolved_in(team, shared);
       layout.lay_out(team, 0, 1);
-      AssignRows assign = *this;  // which meets before it reads the layout
+      team.sync();
+      if (team.block() == 0) copy_out(team, layout);
+      AssignRows assign = *this;
       assign.base = layout.base, assign.start = layout.start, assign.cut = layout.cut;
       assign.phase<0>(team, shared + layout_ints());
     } else {
@@ -139,13 +141,25 @@ struct ResolveAndAssign : AssignRows {
 
  private:
   FLEXEP_HD int64_t layout_ints() const { return 4 * static_cast<int64_t>(table.experts) + table.ranks; }
-  FLEXEP_HD ResolveRows resolved_in(int32_t* memory) const {
+  template <class Team>
+  FLEXEP_HD ResolveRows resolved_in(const Team& team, int32_t* memory) const {
     const int E = table.experts;
     ResolveRows layout = resolve;
     layout.base = memory, layout.start = memory + E, layout.kept = memory + 2 * E;
     layout.dropped = memory + 3 * E, layout.cut = memory + 4 * E;
-    layout.padded = nullptr, layout.num_rows = nullptr;
+    layout.padded = nullptr;
+    if (team.block() != 0) layout.num_rows = nullptr;
     return layout;
+  }
+  template <class Team>
+  FLEXEP_HD void copy_out(const Team& team, const ResolveRows& layout) const {
+    for (int p = team.rank(); p < table.experts; p += team.size()) {
+      resolve.base[p] = layout.base[p], resolve.start[p] = layout.start[p];
+      resolve.kept[p] = layout.kept[p], resolve.dropped[p] = layout.dropped[p];
+      if (resolve.padded)
+        resolve.padded[p] = static_cast<int32_t>(PlaceLayout::padded(layout.kept[p], resolve.alignment));
+    }
+    for (int r = team.rank(); r < table.ranks; r += team.size()) resolve.cut[r] = layout.cut[r];
   }
 };
 

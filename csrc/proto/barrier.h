@@ -24,7 +24,7 @@ FLEXEP_HD Status publish(Exchange<Mem, Team>& exchange, int page, const std::int
   Status status = Status::arrived;
   if (team.rank() == 0) {
     const Signal done = exchange.signal(1);
-    for (int step = 0; step < R; ++step)
+    for (int step = 1; step <= R; ++step)  // my own word, which nobody else waits for, last
       exchange.mem().post((me + step) % R, layout.word(Word::published, me), done);
     for (int step = 0; step < R && status == Status::arrived; ++step)
       status = exchange.await(Word::published, (me + step) % R, done, (me + step) % R);

@@ -55,6 +55,23 @@ def test_a_rank_takes_no_more_multiprocessors_than_there_are(
     assert num_slices(config(**changed), on_gpus(hosted)) == slices
 
 
+@pytest.mark.parametrize(
+    ("part", "seen", "slices"), [("25", 33, 4), ("50", 66, 16), ("100", 132, 64), ("", 132, 64), ("1", 2, 1)]
+)
+def test_processes_that_share_a_gpu_fit_into_one_part_of_it(
+    part: str, seen: int, slices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four ranks on a GPU whose kernels did not fit beside each other waited for each other for ever."""
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", part)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=seen)
+    )
+    got = num_slices(config(layout="expert_major"), on_gpus(1))
+    assert got == slices
+    assert got == 1 or part in ("", "100") or got * 100 // int(part) * 2 <= seen
+
+
 def test_what_has_no_gpu_is_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_slices(config(), flexep.Group.local(3)) == 1
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,7 @@ class _Rings:
 _WHOLE, _SLICED = _Rings(2, 32 << 20, 512 << 10), _Rings(4, 128 << 20, 256 << 10)
 LEAST_SLOTS = 2  # one is read while the next is written
 MAIL_BYTES = 64 << 10
+MPS_PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 DEFAULT_SMS = {"flat": 24, "expert_major": 64}
 
 
@@ -37,11 +39,16 @@ def num_slices(config: DispatcherConfig, group: Group) -> int:
     """Parts of a window that work side by side: multiprocessors of a GPU that a rank's crews take; else 1.
 
     `config.num_sms`, or 24 for flat rows and 64 where they are expanded; fewer where the GPU or the tokens do not
-    allow it. The ranks of a local group share one GPU, and all their CTAs must be there at once.
+    allow it. The ranks of a local group share one GPU, and all their CTAs must be there at once. Processes that share
+    one under MPS take so little of their part that all of them fit into half of one: their parts may be the same
+    multiprocessors, and a rank's other kernels must find room beside those that wait for it.
     """
     if group.device.type != "cuda" or not torch.cuda.is_available():
         return 1  # without a GPU there will be no window either: opening says so on every rank
     here = torch.cuda.get_device_properties(group.device).multi_processor_count // len(group.hosted)
+    part = float(os.environ.get(MPS_PART) or 100)  # percent of the GPU
+    if part < 100:
+        here = int(here * part / 200)
     wanted = DEFAULT_SMS[config.layout] if config.num_sms is None else config.num_sms
     return max(1, min(wanted, here, MAX_DEVICE_SLICES, config.max_tokens))
 
