@@ -53,10 +53,15 @@ MUTANTS = {
     "a map keeps old words": ("plan/receive.h", "if (row_map) row_map[i] = -1;", ""),
     "the first block alone has a layout": (
         "plan/assign.h",
-        "const ResolveRows layout = team.block() == 0 ? resolve : resolved_in(shared);\n"
+        "const ResolveRows layout = resolved_in(team, shared);\n"
         "      layout.lay_out(team, 0, 1);",
-        "const ResolveRows layout = team.block() == 0 ? resolve : resolved_in(shared);\n"
+        "const ResolveRows layout = resolved_in(team, shared);\n"
         "      if (team.block() == 0) layout.lay_out(team, 0, 1);",
+    ),
+    "the layout is copied out before it is made": (
+        "plan/assign.h",
+        "team.sync();\n      if (team.block() == 0) copy_out",
+        "if (team.block() == 0) copy_out",
     ),
     "compaction forgets lower blocks": ("plan/receive.h", "*below + kept", "kept"),
     "the layout is read before it is made": (
