@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -42,13 +43,16 @@ def main() -> None:
     parser.add_argument("--commit", help="of the measured sources, where they are no git checkout")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     arguments = parser.parse_args()
-    results = [one for part in arguments.parts for one in measure(part)]
+    lines = [one for part in arguments.parts for one in measure(part)]
+    results, host = [one for one in lines if "median_us" in one], [one for one in lines if "host_us" in one]
     print(table(results))
+    print(*(f"{one['op']}: {one['host_us']:.0f} us of the host" for one in host), sep="\n")
     if arguments.out:
         record = {
-            "command": "python -m bench.onegpu --out bench/results/one-gpu-h200.json",
+            "command": shlex.join(["python", "-m", "bench.onegpu", *sys.argv[1:]]),
             "commit": arguments.commit or commit(),
             "results": results,
+            "host": host,
         }
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")

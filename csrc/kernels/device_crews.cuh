@@ -107,7 +107,7 @@ class CtaCrews {
 /// copy engine of the SM does one thing after the other, and is busy with those that are placed.
 struct DeliverCrews {
   using Args = DeliverArgs;
-  static constexpr int kMaxThreads = 448;
+  static constexpr int kMaxThreads = 512;
   static constexpr int kPlace = 0, kOffer = 1;
 
   Zeros zeros;  // shared memory

@@ -162,6 +162,8 @@ __global__ void __launch_bounds__(Crews::kMaxThreads, 1)
   __shared__ CrewCounts counts[CrewPlan::kMaxRoles];
   __shared__ CtaTables<typename Crews::Args> tables;
   __shared__ Crews crews;
+  static_assert(CrewPlan::kSharedBytes + sizeof counts + sizeof tables + sizeof crews <= 227 * 1024,
+                "what a CTA of sm_90 may have");
   const int slices = launch.layout.shape.slices;
   CtaPart<typename Crews::Args> part(launch, tables, slices, static_cast<int>(blockIdx.x) % slices);
   if (threadIdx.x < CrewPlan::kMaxRoles) counts[threadIdx.x].clear();

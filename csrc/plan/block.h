@@ -59,16 +59,8 @@ FLEXEP_HD int count_bits(uint32_t bits) {
 #define FLEXEP_INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-// Stores where `yes`: by a lane that is alone without a branch, which would be guessed wrong half the time. The first
-// then writes again what it leaves as it is; to[at] of the second may be no memory of ours where not.
-template <class Team>
-FLEXEP_HD void store_if(const Team&, bool yes, int32_t* at, int32_t value) {
-  if constexpr (requires { Team::kOneLane; }) {
-    *at = yes ? value : *at;
-  } else {
-    if (yes) *at = value;
-  }
-}
+// Stores where `yes`: by a lane that is alone without a branch, which would be guessed wrong half the time. to[at] may
+// then be no memory of ours where not.
 template <class Team>
 FLEXEP_HD void scatter_if(const Team&, bool yes, int32_t* to, int at, int32_t value) {
   if constexpr (requires { Team::kOneLane; }) {
@@ -77,6 +69,47 @@ FLEXEP_HD void scatter_if(const Team&, bool yes, int32_t* to, int at, int32_t va
     *places[yes] = value;
   } else {
     if (yes) to[at] = value;
+  }
+}
+
+/// to[k] = value(k) for k in [0, count), the loads of some values in flight before any of them is stored: a compiler
+/// cannot tell that stores touch nothing that is loaded after them. A lane that is alone leaves that to its compiler.
+template <class Team, class Value>
+FLEXEP_HD void each_slot(const Team&, int count, int32_t* to, const Value& value) {
+  if constexpr (requires { Team::kOneLane; }) {
+    FLEXEP_INDEPENDENT
+    for (int k = 0; k < count; ++k) to[k] = value(k);
+    return;
+  }
+  constexpr int kBatch = 8;
+  for (int first = 0; first < count; first += kBatch) {
+    int32_t values[kBatch];
+    FLEXEP_UNROLL
+    for (int j = 0; j < kBatch; ++j)
+      if (first + j < count) values[j] = value(first + j);
+    FLEXEP_UNROLL
+    for (int j = 0; j < kBatch; ++j)
+      if (first + j < count) to[first + j] = values[j];
+  }
+}
+
+/// to[k] = value for those k in [0, count) for which yes(k) is true. A lane that is alone writes the others again as
+/// they are: guessing a branch would fail half the time.
+template <class Team, class Yes>
+FLEXEP_HD void each_slot_if(const Team&, int count, int32_t* to, int32_t value, const Yes& yes) {
+  if constexpr (requires { Team::kOneLane; }) {
+    FLEXEP_INDEPENDENT
+    for (int k = 0; k < count; ++k) to[k] = yes(k) ? value : to[k];
+    return;
+  }
+  constexpr int kBatch = 8;
+  for (int first = 0; first < count; first += kBatch) {
+    bool is[kBatch];
+    FLEXEP_UNROLL
+    for (int j = 0; j < kBatch; ++j) is[j] = first + j < count && yes(first + j);
+    FLEXEP_UNROLL
+    for (int j = 0; j < kBatch; ++j)
+      if (is[j]) to[first + j] = value;
   }
 }
 

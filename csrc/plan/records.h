@@ -23,32 +23,25 @@ struct Records {
   int32_t* meta;  // out [num_send, width]
 
   /// The slots of a token, top_k long: those with an id in [first, first + unit) go into the record.
-  FLEXEP_HD void write(int64_t position, int32_t token, const int32_t* ids, int first, int unit,
-                       const int32_t* rows, const int32_t* weights) const {
+  template <class Team>
+  FLEXEP_HD void write(const Team& team, int64_t position, int32_t token, const int32_t* ids, int first,
+                       int unit, const int32_t* rows, const int32_t* weights) const {
     if (!meta) return;
     int32_t* const record = meta + position * shape.width();
     const auto if_here = [=](int k, int32_t value, int32_t otherwise) {
       return static_cast<uint32_t>(ids[k] - first) < static_cast<uint32_t>(unit) ? value : otherwise;
     };
     record[0] = token;
-    fill(record + shape.row(0), [=](int k) { return if_here(k, rows[k], -1); });
-    if (shape.over_rail)
-      fill(record + shape.member(0), [=](int k) { return if_here(k, ids[k] - first, -1); });
-    if (shape.has_weights) fill(record + shape.weight(0), [=](int k) { return if_here(k, weights[k], 0); });
+    const auto fill = [&](int at, const auto& value) { each_slot(team, shape.top_k, record + at, value); };
+    fill(shape.row(0), [=](int k) { return if_here(k, rows[k], -1); });
+    if (shape.over_rail) fill(shape.member(0), [=](int k) { return if_here(k, ids[k] - first, -1); });
+    if (shape.has_weights) fill(shape.weight(0), [=](int k) { return if_here(k, weights[k], 0); });
   }
 
   FLEXEP_HD void clear(int64_t position) const {
     if (!meta) return;
     int32_t* const record = meta + position * shape.width();
     for (int i = 0; i < shape.width(); ++i) record[i] = i < shape.weight(0) ? -1 : 0;
-  }
-
- private:
-  template <class Value>
-  FLEXEP_HD void fill(int32_t* to, const Value& value) const {
-    const int K = shape.top_k;
-    FLEXEP_INDEPENDENT
-    for (int k = 0; k < K; ++k) to[k] = value(k);
   }
 };
 

@@ -41,9 +41,9 @@ struct RelayRecords {
       };
       order.number(team, workspace, shared, find_member, members);
     } else {
-      const auto write = [this](int q, int mine, int position) {
+      const auto write = [&](int q, int mine, int position) {
         const int32_t* const from = record(q);
-        records.write(position, from[0], from + rail_shape.member(0), mine, 1, from + rail_shape.row(0),
+        records.write(team, position, from[0], from + rail_shape.member(0), mine, 1, from + rail_shape.row(0),
                       from + rail_shape.weight(0));
       };
       order.place(team, workspace, shared, members, write,

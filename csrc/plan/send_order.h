@@ -120,9 +120,8 @@ struct SendOrder {
     for (int k = 0; k < K; ++k) lower += (numbers[k] >= 0) & (ids[k] < first_id);
     send_first[at + lower] = first_id;
     send_row[at + lower] = position;
-    FLEXEP_INDEPENDENT
-    for (int k = 0; k < K; ++k)
-      store_if(team, static_cast<uint32_t>(ids[k] - first_id) < size, send + k, position);
+    each_slot_if(team, K, send, position,
+                 [=](int k) { return static_cast<uint32_t>(ids[k] - first_id) < size; });
   }
 };
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "lanes.h"
@@ -158,15 +159,26 @@ void pass_on(const Ints& rail, int top_k, int used, Shape shape, Written& writte
 void assign_resolving(const World& w, int s, const flexep::AssignRows& assigned, flexep::ResolveRows resolve,
                       Shape shape, const Ints& meta) {
   const Ints row(assigned.slot_row, assigned.slot_row + assigned.items());
-  const Ints start(resolve.start, resolve.start + w.experts), cut(resolve.cut, resolve.cut + w.ranks);
-  Ints again(meta.size(), kPoison), base(w.experts, kPoison), begin(start.size(), kPoison),
-      rows(row.size(), kPoison);
-  resolve.source = s, resolve.base = base.data(), resolve.start = begin.data();
+  Ints again(meta.size(), kPoison), rows(row.size(), kPoison);
+  // What the layout's lists were, and where they are written again.
+  std::vector<std::pair<Ints, Ints>> lists;
+  lists.reserve(6);
+  const auto anew = [&](const int32_t* list, int size) {
+    lists.emplace_back(Ints(list, list + size), Ints(size, kPoison));
+    return lists.back().second.data();
+  };
+  resolve.source = s;
+  resolve.base = anew(assigned.base, w.experts);
+  resolve.start = anew(resolve.start, w.experts), resolve.kept = anew(resolve.kept, w.experts);
+  resolve.padded = anew(resolve.padded, w.experts), resolve.dropped = anew(resolve.dropped, w.experts);
+  resolve.cut = anew(resolve.cut, w.ranks);
   flexep::ResolveAndAssign both{assigned, resolve};
   both.base = both.start = both.cut = nullptr;
   both.records.meta = again.data(), both.slot_row = rows.data();
   run(both, shape);
-  if (again != meta || rows != row || begin != start || Ints(resolve.cut, resolve.cut + w.ranks) != cut) {
+  bool same = again == meta && rows == row;
+  for (const auto& [before, after] : lists) same &= before == after;
+  if (!same) {
     std::printf("rank %d: resolved and assigned in one step differs from two\n", s);
     std::exit(1);
   }

@@ -53,8 +53,7 @@ MUTANTS = {
     "a map keeps old words": ("plan/receive.h", "if (row_map) row_map[i] = -1;", ""),
     "the first block alone has a layout": (
         "plan/assign.h",
-        "const ResolveRows layout = resolved_in(team, shared);\n"
-        "      layout.lay_out(team, 0, 1);",
+        "const ResolveRows layout = resolved_in(team, shared);\n      layout.lay_out(team, 0, 1);",
         "const ResolveRows layout = resolved_in(team, shared);\n"
         "      if (team.block() == 0) layout.lay_out(team, 0, 1);",
     ),
@@ -63,6 +62,8 @@ MUTANTS = {
         "team.sync();\n      if (team.block() == 0) copy_out",
         "if (team.block() == 0) copy_out",
     ),
+    "the layout's kept rows are not copied out": ("plan/assign.h", "resolve.kept[p] = layout.kept[p], ", ""),
+    "the layout's cut is not copied out": ("plan/assign.h", "resolve.cut[r] = layout.cut[r];", "(void)r;"),
     "compaction forgets lower blocks": ("plan/receive.h", "*below + kept", "kept"),
     "the layout is read before it is made": (
         "plan/permutation.h",

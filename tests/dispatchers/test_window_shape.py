@@ -72,6 +72,17 @@ def test_processes_that_share_a_gpu_fit_into_one_part_of_it(
     assert got == 1 or part in ("", "100") or got * 100 // int(part) * 2 <= seen
 
 
+@pytest.mark.parametrize("part", ["abc", "nan", "0", "-3", "101"])
+def test_a_part_of_a_gpu_that_is_none_is_named(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", part)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132)
+    )
+    with pytest.raises(flexep.ArgumentError, match=f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE = .*{part}"):
+        num_slices(config(), on_gpus(1))
+
+
 def test_what_has_no_gpu_is_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_slices(config(), flexep.Group.local(3)) == 1
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

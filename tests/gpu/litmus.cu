@@ -11,6 +11,7 @@
 //   ring: no-acquire-before-load           the stage has mostly been read when the next row comes
 //   ring: no-wait-before-store             the copy engine takes a stage's load and store in turn, when they are near
 //   ring: no-drain-before-post             the post takes longer to the reader than the store to L2
+//   shared-store: no-proxy-fence           what threads have written is mostly there when the copy engine reads it
 //   cta-count: set-before-the-words        the words follow before anybody looks
 //   end-role: no-fences                    the counter and the state meet in L2
 // Every wait has a deadline, so that no plant hangs.

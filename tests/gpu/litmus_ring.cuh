@@ -1,5 +1,5 @@
-// Rows by TMA: global memory -> ring -> a peer's window -> release; acquire -> ring -> folded and stored on. And the
-// mbarrier of one stage over many phases.
+// Rows by TMA: global memory -> ring -> a peer's window -> release; acquire -> ring -> folded and stored on. The mbarrier
+// of one stage over many phases. And shared memory that a CTA has written itself -> global memory.
 #pragma once
 #include "litmus_common.cuh"
 
@@ -147,12 +147,13 @@ __global__ void pass_rows(char* const* all_windows, flexep::DeviceState* states,
     if (me == 0) {
       if (!arrived<true>(mem, kRowReturned, round - 1, lane, tally)) return;
       send_rows<kPlant>(ring, seen, sources, windows[1], round);
-      if (lane != 0) continue;
-      if constexpr (kPlant == kRelaxedRowPost)
-        st_relaxed_sys(windows[1] + kRowArrived, round);
-      else
-        mem.post(1, kRowArrived, round);
-      if constexpr (kPlant == kNoDrain) ring.drain();  // so that rounds stay apart
+      if (lane == 0) {
+        if constexpr (kPlant == kRelaxedRowPost)
+          st_relaxed_sys(windows[1] + kRowArrived, round);
+        else
+          mem.post(1, kRowArrived, round);
+      }
+      if constexpr (kPlant == kNoDrain) ring.drain();  // by the whole warp, so that rounds stay apart
     } else {
       if (!arrived<kPlant != kNoProxyFence>(mem, kRowArrived, round, lane, tally)) return;
       const std::uint32_t sum = receive_rows<kPlant>(ring, seen, windows[1], round, lane);
@@ -195,6 +196,33 @@ __global__ void flip_phases(const char* sources, const std::uint32_t* folds, int
   }
 }
 
+/// All threads write a piece of shared memory, and one of them stores it. Planted with kFence false.
+template <bool kFence>
+__global__ void store_shared(char* const* windows, int rounds, Tally& tally) {
+  extern __shared__ __align__(128) char shared[];
+  auto* const words = reinterpret_cast<std::uint32_t*>(shared);
+  auto* const there = reinterpret_cast<std::uint32_t*>(windows[blockIdx.x]);
+  const auto each_word = [](const auto& visit) {
+    for (int w = static_cast<int>(threadIdx.x); w < kRowWords; w += static_cast<int>(blockDim.x)) visit(w);
+  };
+  for (int round = 1; round <= rounds; ++round) {
+    each_word([&](int w) { words[w] = mix(round, w); });
+    if constexpr (kFence) ptx::fence_proxy_async_shared_cta();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      ptx::bulk_store(there, shared, kRowBytes);
+      ptx::bulk_commit_group();
+      ptx::bulk_wait_group<0>();
+      __threadfence();
+    }
+    __syncthreads();
+    bool wrong = false;
+    each_word([&](int w) { wrong |= __ldcg(there + w) != mix(round, w); });
+    wrong = __syncthreads_or(wrong);
+    if (threadIdx.x == 0) count(tally, wrong);
+  }
+}
+
 inline void run_ring(int pairs_count, int rounds) {
   const Pairs pairs(pairs_count);
   char* sources = nullptr;
@@ -225,6 +253,13 @@ inline void run_ring(int pairs_count, int rounds) {
   };
   phases("right", flip_phases<true>);
   phases("parity-never-flips", flip_phases<false>);
+  const auto store = [&](const char* variant, auto* kernel) {
+    run("shared-store", variant, [&](Tally& tally) {
+      alone_on_its_sm(kernel)<<<2 * pairs_count, 256, kOneCtaPerSm>>>(pairs.windows, rounds, tally);
+    });
+  };
+  store("right", store_shared<true>);
+  store("no-proxy-fence", store_shared<false>);
   cudaFree(sources);
   cudaFree(folds);
 }

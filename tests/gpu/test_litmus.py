@@ -39,10 +39,11 @@ MAY_SHOW = {
     ("ring", "no-proxy-fence"),
     ("ring", "no-wait-before-store"),
     ("ring", "no-drain-before-post"),
+    ("shared-store", "no-proxy-fence"),
 }
 RIGHT = {
     *((test, "right") for test in ("message", "warp-message", "exchange", "cta-warps", "cta-count")),
-    *((test, "right") for test in ("end-role", "begin-role", "mbarrier")),
+    *((test, "right") for test in ("end-role", "begin-role", "mbarrier", "shared-store")),
     *(("ring", f"right-{n}-stage{'s' * (n > 1)}") for n in (1, 2, 3, 4)),
 }
 

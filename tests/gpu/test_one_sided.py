@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Literal
 
 import pytest
 import torch
@@ -52,6 +53,49 @@ def test_twenty_runs_give_the_same_bits(domain_size: int | None) -> None:
     case = Case(**{**vars(SMALL), "domain_size": domain_size, "repeats": 19, "hidden": 1024, "tokens": 200})
     found = check_dispatchers(case, flexep.Group.local(8, "cuda"), ["deepep", "hybridep"])
     assert not found, "\n".join(map(str, found[:4]))
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Fresh tensors hold NaN, so that an element that nobody writes is a difference."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("layout", ["expert_major", "flat"])
+@pytest.mark.parametrize(
+    "hidden", [3576, 3584, 3592, 7168, 10760]
+)  # around the piece of zeros that is stored, and twice
+def test_rows_that_nothing_fills_are_cleared(
+    hidden: int, layout: Literal["expert_major", "flat"], poisoned: None
+) -> None:
+    T, K, R = 20, 2, 3
+    group = flexep.Group.local(R, "cuda")
+    ep = flexep.Dispatcher(
+        group,
+        backend="deepep",
+        num_experts=7,
+        hidden=hidden,
+        top_k=K,
+        max_tokens=T,
+        capacity=3.0,
+        layout=layout,
+    )
+    x = [torch.ones(T, hidden, dtype=torch.bfloat16, device="cuda")] * R
+    idx = [torch.stack([torch.arange(T), torch.arange(T) + 1 + rank], 1).cuda() % 7 for rank in range(R)]
+    received = ep.dispatch(x, idx)
+    filled, empty = ([(r.x == value).all(1) for r in received] for value in (1, 0))
+    assert all(bool((a | b).all()) for a, b in zip(filled, empty, strict=True))
+    assert all(bool(b.any()) for b in empty)
+    copies = R * T * K if layout == "expert_major" else sum(_ranks_of(i) for i in idx)
+    assert sum(int(a.sum()) for a in filled) == copies
+
+
+def _ranks_of(idx_TK: torch.Tensor) -> int:
+    """Rows that leave: a token's experts 0, 1, 2 | 3, 4 | 5, 6 of three ranks."""
+    ranks = torch.tensor([0, 0, 0, 1, 1, 2, 2], device="cuda")[idx_TK]
+    return int((1 + (ranks[:, 0] != ranks[:, 1])).sum())
 
 
 def window_of(ep: flexep.Dispatcher) -> DeviceWindow:

@@ -35,18 +35,34 @@ MPS_PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 DEFAULT_SMS = {"flat": 24, "expert_major": 64}
 
 
+def mps_part() -> float:
+    """Percent of the GPU's multiprocessors that MPS gives this process, as far as its environment says.
+
+    Raises ArgumentError for what is none.
+    """
+    said = os.environ.get(MPS_PART) or "100"
+    try:
+        part = float(said)
+    except ValueError:
+        part = math.nan
+    if not 0 < part <= 100:
+        raise ArgumentError(MPS_PART, said, "a percentage")
+    return part
+
+
 def num_slices(config: DispatcherConfig, group: Group) -> int:
     """Parts of a window that work side by side: multiprocessors of a GPU that a rank's crews take; else 1.
 
     `config.num_sms`, or 24 for flat rows and 64 where they are expanded; fewer where the GPU or the tokens do not
     allow it. The ranks of a local group share one GPU, and all their CTAs must be there at once. Processes that share
     one under MPS take so little of their part that all of them fit into half of one: their parts may be the same
-    multiprocessors, and a rank's other kernels must find room beside those that wait for it.
+    multiprocessors, and a rank's other kernels must find room beside those that wait for it. Without that variable, or
+    with more processes on a GPU than it has parts, `num_sms` must be small enough for that.
     """
     if group.device.type != "cuda" or not torch.cuda.is_available():
         return 1  # without a GPU there will be no window either: opening says so on every rank
     here = torch.cuda.get_device_properties(group.device).multi_processor_count // len(group.hosted)
-    part = float(os.environ.get(MPS_PART) or 100)  # percent of the GPU
+    part = mps_part()
     if part < 100:
         here = int(here * part / 200)
     wanted = DEFAULT_SMS[config.layout] if config.num_sms is None else config.num_sms

@@ -55,7 +55,7 @@ class Dispatcher:
         capacity: None: exact sizes. float: a factor, ceil(capacity * max_tokens * top_k) expert-major rows a
             rank. int: that many rows. Padding counts. Sizes are static; the kept-set rule drops the rest.
         overflow: with a capacity, "error" (CapacityExceeded at the next call or at `check`) or "drop".
-        num_sms: GPU multiprocessors for back ends with kernels of their own; collectives ignore it.
+        num_sms: GPU multiprocessors for back ends with kernels of their own, at most; collectives ignore it.
         timeout: seconds any wait on the CPU may take.
         placement: rank of each expert, length E; None: contiguous, the first E mod R ranks hold one more.
         window_bytes: budget for the rings of one-sided back ends, in bytes a rank; None: 32 MiB. A smaller window
