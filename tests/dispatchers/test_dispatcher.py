@@ -227,6 +227,21 @@ def test_a_local_group_wants_a_list_of_its_size(name: str, value: object) -> Non
     assert caught.value.argument == name
 
 
+def test_a_refusal_in_a_local_group_says_whose_value_it_was_and_where() -> None:
+    ep = flexep.Dispatcher(flexep.Group.local(3), **SHAPE)
+    x, topk_idx, _ = tokens(3)
+    topk_idx[2][5, 1] = 77
+    with pytest.raises(flexep.ArgumentError, match=r"topk_idx = 77: .*token 5, slot 1.*rank 2's"):
+        ep.dispatch(x, topk_idx)
+    topk_idx[2][5, 1] = 0
+    with pytest.raises(flexep.ArgumentError, match=r"x.dtype = .*rank 1's"):
+        ep.dispatch([x[0], x[1].double(), x[2]], topk_idx)
+    received = ep.dispatch(x, topk_idx)
+    y, handles = [r.x for r in received], [r.handle for r in received]
+    with pytest.raises(flexep.ArgumentError, match=r"y.shape = .*rank 0's"):
+        ep.combine([y[0][1:], *y[1:]], handles)
+
+
 def comes_late(ctx: RankContext, backend: str, path: str) -> tuple[str, float]:
     group = flexep.Group.from_store(dist.FileStore(path, ctx.size), ctx.rank, ctx.size)
     ep = flexep.Dispatcher(group, backend=backend, timeout=1.5, **SHAPE)

@@ -57,6 +57,21 @@ class Calls:
             got = f"{got} of {len(value)}"
         raise ArgumentError(name, got, f"a list of {self.group.size}, one for each rank of the local group")
 
+    def _each(self, check: Callable[[int], None]) -> Callable[[], None]:
+        """check(i) for every hosted rank; what a local group refuses says whose it was."""
+
+        def check_all() -> None:
+            for i, rank in enumerate(self.group.hosted):
+                try:
+                    check(i)
+                except ArgumentError as error:
+                    if not self.group.is_local:
+                        raise
+                    whose = f"{error.expected}; this is rank {rank}'s"
+                    raise ArgumentError(error.argument, error.value, whose) from None
+
+        return check_all
+
     def dispatch(
         self, xs: list[Any], idxs: list[Any], weights: list[Any] | None
     ) -> tuple[list[Counted], Published]:
@@ -64,18 +79,16 @@ class Calls:
         config, device = self.config, self.group.device
         read = config.capacity_rows is None or self._may_wait()
 
-        def check() -> None:
-            for i, x in enumerate(xs):
-                T = checks.check_x(x, config, device).shape[0]
-                checks.check_topk_idx(idxs[i], config, device, T)
-                if weights is not None:
-                    checks.check_tensor("topk_weights", weights[i], (T, config.top_k), FP32, device)
+        def check(i: int) -> None:
+            T = checks.check_x(xs[i], config, device).shape[0]
+            checks.check_topk_idx(idxs[i], config, device, T)
+            if weights is not None:
+                checks.check_tensor("topk_weights", weights[i], (T, config.top_k), FP32, device)
 
-        def check_values() -> None:
-            for i, idx in enumerate(idxs):
-                checks.raise_bad_routing(idx, None if weights is None else weights[i], config.num_experts)
+        def check_values(i: int) -> None:
+            checks.raise_bad_routing(idxs[i], None if weights is None else weights[i], config.num_experts)
 
-        error = _error_of(check)
+        error = _error_of(self._each(check))
         if error is not None:
             if self.group.is_local or not read:
                 raise error
@@ -87,7 +100,7 @@ class Calls:
             # Ids are judged where they are, and the answer travels with the counts.
             counted.append(self.backend.count(idx, judged, said, None if read else self._masked))
         return counted, self._exchange(
-            "dispatch", [one.said for one in counted], None, check_values, read=read
+            "dispatch", [one.said for one in counted], None, self._each(check_values), read=read
         )
 
     def cached_dispatch(
@@ -96,21 +109,27 @@ class Calls:
         """Checks a dispatch through a handle; returns whose x is in its window, if that is known."""
         config, device = self.config, self.group.device
 
-        def check() -> None:
-            for i, rank in enumerate(self.group.hosted):
-                T = checks.check_handle(handles[i], self.dispatcher_id, rank).num_tokens
-                checks.check_x(xs[i], config, device, T)
-                if weights is not None:
-                    given = checks.check_tensor("topk_weights", weights[i], (T, config.top_k), FP32, device)
-                    if self._may_wait():
-                        checks.raise_nan(given)
+        def check(i: int) -> None:
+            T = checks.check_handle(handles[i], self.dispatcher_id, self.group.hosted[i]).num_tokens
+            checks.check_x(xs[i], config, device, T)
+            if weights is not None:
+                given = checks.check_tensor("topk_weights", weights[i], (T, config.top_k), FP32, device)
+                if self._may_wait():
+                    checks.raise_nan(given)
 
         bits = _bits(xs, weights) | CALL_BITS["cached handle"]
-        return self._agree("dispatch", check, bits, xs)
+        return self._agree("dispatch", self._each(check), bits, xs)
 
     def combine(self, ys: list[Any], handles: list[Any], weights: list[Any] | None, layout: str) -> None:
         """Checks a combine of rows in `layout`."""
         config, device, flat = self.config, self.group.device, layout == "flat"
+
+        def check_rank(i: int) -> None:
+            h = checks.check_handle(handles[i], self.dispatcher_id, self.group.hosted[i])
+            rows = h.num_recv if flat else h.num_rows
+            checks.check_rows("y", ys[i], (rows, config.hidden), config.dtype, device)
+            if weights is not None:
+                checks.check_tensor("weights", weights[i], self._weights_shape(h), FP32, device)
 
         def check() -> None:
             if layout not in LAYOUTS:
@@ -119,12 +138,7 @@ class Calls:
                 raise ArgumentError(
                     "weights", "given", "None: flat rows are sums, so weights come before them"
                 )
-            for i, rank in enumerate(self.group.hosted):
-                h = checks.check_handle(handles[i], self.dispatcher_id, rank)
-                rows = h.num_recv if flat else h.num_rows
-                checks.check_rows("y", ys[i], (rows, config.hidden), config.dtype, device)
-                if weights is not None:
-                    checks.check_tensor("weights", weights[i], self._weights_shape(h), FP32, device)
+            self._each(check_rank)()
 
         self._agree("combine", check, _bits(ys, weights) | (CALL_BITS["flat rows"] if flat else 0))
 

@@ -95,11 +95,11 @@ def outside(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
 
 def raise_bad_routing(topk_idx: torch.Tensor, topk_weights: torch.Tensor | None, num_experts: int) -> None:
     """Raises ArgumentError naming the first offending value, if there is one. Waits for the device."""
-    strays = topk_idx[outside(topk_idx, num_experts)]
+    strays = outside(topk_idx, num_experts).nonzero()
     if strays.numel():
-        raise ArgumentError(
-            "topk_idx", int(strays[0]), f"expert ids in [0, {num_experts}), or -1 for an empty slot"
-        )
+        token, slot = strays[0].tolist()
+        expected = f"expert ids in [0, {num_experts}), or -1 for an empty slot (token {token}, slot {slot})"
+        raise ArgumentError("topk_idx", int(topk_idx[token, slot]), expected)
     if topk_weights is not None:
         raise_nan(topk_weights)
 
