@@ -48,9 +48,10 @@ class CtaCrews {
   __device__ int role() const { return role_; }
   __device__ bool moves() const { return warp_ >= CrewPlan::kSpeakers; }
   __device__ MoverWarp movers() const { return {warp_ - CrewPlan::kSpeakers, plan_.movers[role_]}; }
-  /// This slice's and this warp's share of a range of rows.
-  __device__ Range share_of(Range rows) const {
-    return share(movers(), share(Lane{layout_.slice, layout_.shape.slices}, rows));
+  /// This warp among those of its role in all of the rank's CTAs, which take turns.
+  __device__ Lane among_all() const {
+    const int slices = layout_.shape.slices;
+    return {movers().rank() * slices + layout_.slice, movers().size() * slices};
   }
 
   /// Lets this warp's crew do what `work(crew, mover)` does, by ordinary loads and stores; returns what it moved.
@@ -128,8 +129,7 @@ struct DeliverCrews {
     return crews.by_lanes([&](auto& crew, auto&) {
       offer_rows(crew, args);
       crew.finish();  // all is offered before anybody has time for the rows that nothing fills
-      crew.only_move(
-          [&](auto&, const auto&) { to.pad(crews.share_of({0, static_cast<int>(args.num_rows)}), zeros); });
+      crew.only_move([&](auto&, const auto&) { to.pad(crews.among_all(), zeros); });
     });
   }
   __device__ __noinline__ static Moved place(CtaCrews& crews, const Args& args, const DevicePlace& to,

@@ -116,14 +116,15 @@ class DevicePlace {
   }
   __device__ char* out_or_null(std::int32_t row) const { return row < 0 ? nullptr : out(row); }
 
-  /// Clears the rows of a warp's share that nothing fills, by bulk stores out of `zeros`: next to those of the rows,
-  /// ordinary stores hardly get their turn. One row is on its way while the next one is sent after it.
-  __device__ void pad(Range mine, const Zeros& zeros) const {
-    for (int first = mine.begin; first < mine.end; first += 32) {
-      const int row = first + warp_lane();
-      const bool empty = row < mine.end && (args_.flat ? row >= received_ : args_.row_src[row] < 0);
+  /// Clears the rows that nothing fills, by bulk stores out of `zeros`: next to those of the rows, ordinary stores hardly
+  /// get their turn. One row is on its way while the next one is sent after it. Rows are dealt to `warps`, those of all
+  /// CTAs, like cards: most of them lie side by side, behind all that are filled.
+  __device__ void pad(const Lane& warps, const Zeros& zeros) const {
+    for (std::int64_t dealt = warps.rank(); dealt < args_.num_rows; dealt += 32 * warps.size()) {
+      const std::int64_t row = dealt + warp_lane() * warps.size();
+      const bool empty = row < args_.num_rows && (args_.flat ? row >= received_ : args_.row_src[row] < 0);
       for (unsigned left = __ballot_sync(kAllLanes, empty); left != 0; left &= left - 1) {
-        const int clear = first + __ffs(left) - 1;
+        const std::int64_t clear = dealt + (__ffs(left) - 1) * warps.size();
         if (warp_lane() != 0) continue;
         for (std::int64_t at = 0; at < row_bytes_; at += Zeros::kBytes)
           ptx::bulk_store(out(clear) + at, zeros.bytes,

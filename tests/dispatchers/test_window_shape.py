@@ -95,7 +95,7 @@ def test_what_has_no_gpu_is_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
         # (slices, slots, pull_tokens, push_tokens)
         ({}, 1, (1, 2, 512, 512)),
         ({}, 24, (24, 4, 171, 171)),
-        ({"hidden": 7168}, 24, (24, 4, 18, 18)),
+        ({"hidden": 7168}, 24, (24, 4, 16, 16)),
         ({"window_bytes": 2 * 2 * 24 * 4 * ROW}, 24, (24, 4, 2, 1)),
         ({"window_bytes": 2 * 2 * 24 * 4 * ROW - 1}, 24, (24, 2, 3, 1)),
         ({"window_bytes": 2 * 2 * 24 * ROW}, 24, (12, 2, 2, 1)),
@@ -112,6 +112,16 @@ def test_a_budget_too_small_for_the_slices_makes_them_fewer(
     if made.window_bytes is not None:
         assert shape.slices * shape.slots * shape.pull_tokens * ROW <= made.window_bytes // 2
         assert 2 * shape.slices * shape.slots * shape.push_tokens * ROW <= made.window_bytes // 2
+
+
+@pytest.mark.parametrize("slices", [8, 16, 24, 32, 64, 96, 128])
+@pytest.mark.parametrize("max_tokens", [1024, 4096, 8192])
+def test_no_slice_has_many_more_tokens_than_others(max_tokens: int, slices: int) -> None:
+    """Chunks of 18 tokens, as many as suit a window of such rows, would give some of 64 slices 72 and others 54."""
+    shape = window_shape(config(hidden=7168, max_tokens=max_tokens), 2, slices)
+    for tokens in (shape.pull_tokens, shape.push_tokens):
+        most = tokens * -(-max_tokens // (tokens * slices))
+        assert most <= 1.06 * max_tokens / slices + 1
 
 
 def test_many_tokens_are_cut_into_no_more_chunks_than_a_signal_counts(

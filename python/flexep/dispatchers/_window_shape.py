@@ -69,6 +69,15 @@ def num_slices(config: DispatcherConfig, group: Group) -> int:
     return max(1, min(wanted, here, MAX_DEVICE_SLICES, config.max_tokens))
 
 
+def _even(tokens: int, slices: int, least: int, most: int) -> int:
+    """The tokens of a chunk, `most` or not much fewer, with which the slice that has most tokens has fewest.
+
+    Slices take chunks in turns, so where the last turn is not full some slices wait for others.
+    """
+    sizes = range(min(most, max(least, math.ceil(most * 2 / 3))), most + 1)
+    return min(sizes, key=lambda n: (n * math.ceil(tokens / (n * slices)) if n else 0, -n))
+
+
 def window_shape(config: DispatcherConfig, hop_size: int, slices: int = 1) -> WindowShape:
     """The shape of every rank's window, for rows that travel in hops of `hop_size` ranks.
 
@@ -93,6 +102,8 @@ def window_shape(config: DispatcherConfig, hop_size: int, slices: int = 1) -> Wi
         min(budget // 2 // (slices * slots * line), max(1, of_slice), max(least, rings.chunk_bytes // row))
         for line, row in ((pull_line, pull_row), (push_line, push_row))
     ]
+    if slices > 1:
+        tokens = [_even(config.max_tokens, slices, least, n) for n in tokens]
     if config.window_bytes is None:
         tokens = [max(least, n) for n in tokens]
     if min(tokens) < least:
