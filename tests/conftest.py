@@ -27,6 +27,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
+def poison() -> Iterator[None]:
+    """Fresh tensors hold NaN or the largest int, so that an element that nobody writes is a difference."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
 def soak_rounds(request: pytest.FixtureRequest) -> int:
     return request.config.getoption("--soak-rounds")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+from bench.suites import record
 
 PARTS = ("rows", "plan", "route")
 
@@ -17,12 +18,6 @@ def measure(part: str) -> list[dict[str, object]]:
     command = [sys.executable, "-m", f"bench.onegpu.{part}"]
     printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
-
-
-def commit() -> str:
-    """The commit of the working tree."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout.strip()
 
 
 def table(results: list[dict[str, object]]) -> str:
@@ -48,14 +43,7 @@ def main() -> None:
     print(table(results))
     print(*(f"{one['op']}: {one['host_us']:.0f} us of the host" for one in host), sep="\n")
     if arguments.out:
-        record = {
-            "command": shlex.join(["python", "-m", "bench.onegpu", *sys.argv[1:]]),
-            "commit": arguments.commit or commit(),
-            "results": results,
-            "host": host,
-        }
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+        record.write(arguments.out, "bench.onegpu", arguments.commit, results=results, host=host)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-
-from bench.onegpu.__main__ import commit as commit_of_checkout
 
 
 def arguments(doc: str | None, device: str, ranks: int) -> argparse.ArgumentParser:
@@ -20,6 +19,12 @@ def arguments(doc: str | None, device: str, ranks: int) -> argparse.ArgumentPars
     parser.add_argument("--commit", help="of the measured sources, where they are no git checkout")
     parser.add_argument("--out", type=Path, help="where the JSON file goes")
     return parser
+
+
+def commit_of_checkout() -> str:
+    """The commit of the working tree."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.strip()
 
 
 def command(module: str) -> str:

@@ -40,9 +40,10 @@ class CtaCrews {
  public:
   __device__ CtaCrews(const CrewPlan& plan, const WarpMem& mem, const WindowLayout& layout,
                       const Operation& operation, CrewCounts* counts, char* shared)
-      : plan_(plan), mem_(mem), layout_(layout), operation_(operation), counts_(counts), shared_(shared) {
+      : plan_(plan), mem_(mem), layout_(layout), operation_(operation), shared_(shared) {
     warp_ = static_cast<int>(threadIdx.x) / 32;
     while (warp_ >= plan_.warps(role_)) warp_ -= plan_.warps(role_++);
+    counts_ = counts + role_;
   }
 
   __device__ int role() const { return role_; }
@@ -89,7 +90,7 @@ class CtaCrews {
     WarpMem mem = mem_;
     OneWarp one;
     Exchange<WarpMem, OneWarp> exchange(mem, one, layout_, operation_);
-    SplitCrew crew(actor, exchange, mover, movers(), counts_[role_]);
+    SplitCrew crew(actor, exchange, mover, movers(), *counts_);
     work(crew, mover);
     crew.finish();
     return mover.moved();

@@ -26,7 +26,7 @@ class Cutter {
 };
 
 struct Scratch {
-  std::int32_t *base, *start, *cut;
+  std::int32_t* start;
   std::int32_t *slot_row, *slot_rank, *order, *workspace;
   std::int32_t *send_counts, *all_counts;
   std::int32_t *sent, *came;  // records
@@ -37,8 +37,7 @@ struct Scratch {
     const std::int64_t slots = static_cast<std::int64_t>(tokens) * setup.top_k, R = setup.table.ranks;
     const int width = RecordShape{setup.top_k, false, has_weights}.width();
     Cutter cutter(memory);
-    base = cutter.take(setup.table.experts), start = cutter.take(setup.table.experts);
-    cut = cutter.take(R);
+    start = cutter.take(setup.table.experts);
     slot_row = cutter.take(slots), slot_rank = cutter.take(slots), order = cutter.take(slots);
     ResolveAndAssign assign{};
     assign.table = setup.table;
@@ -178,12 +177,12 @@ OneSidedPlan make_plan(const OneSidedSetup& setup, const OneSidedInput& in, std:
                          setup.alignment,
                          setup.capacity,
                          in.rank,
-                         memory.base,
+                         nullptr,
                          memory.start,
                          list(Kept::kept),
                          list(Kept::padded),
                          list(Kept::dropped),
-                         memory.cut,
+                         nullptr,
                          nullptr};
   plan.counts = {memory.send_counts, R, memory.all_counts};
   PeerCounts& peers = plan.expect.peers;

@@ -116,7 +116,8 @@ struct AssignRows {
 };
 
 /// ResolveRows and AssignRows in the phases of one: every block lays out all ranks by itself in shared memory, and the
-/// first one copies the layout to where it is asked for. `base`, `start` and `cut` of AssignRows are not read.
+/// first one says what was asked for. Of AssignRows `base`, `start` and `cut` are not read, of ResolveRows `base` and
+/// `cut` not written.
 struct ResolveAndAssign : AssignRows {
   ResolveRows resolve;  // of this source
 
@@ -127,7 +128,7 @@ struct ResolveAndAssign : AssignRows {
   template <int kPhase, class Team>
   FLEXEP_HD void phase(const Team& team, int32_t* shared) const {
     if constexpr (kPhase == 0) {
-      const ResolveRows layout = resolved_in(team, shared);
+      const ResolveRows layout = resolved_in(shared, team.block() == 0);
       layout.lay_out(team, 0, 1);
       team.sync();
       if (team.block() == 0) copy_out(team, layout);
@@ -141,25 +142,19 @@ struct ResolveAndAssign : AssignRows {
 
  private:
   FLEXEP_HD int64_t layout_ints() const { return 4 * static_cast<int64_t>(table.experts) + table.ranks; }
-  template <class Team>
-  FLEXEP_HD ResolveRows resolved_in(const Team& team, int32_t* memory) const {
+  /// What is read again lies in `memory`; what is only written goes where it is asked for, if this block is `asked`.
+  FLEXEP_HD ResolveRows resolved_in(int32_t* memory, bool asked) const {
     const int E = table.experts;
     ResolveRows layout = resolve;
     layout.base = memory, layout.start = memory + E, layout.kept = memory + 2 * E;
-    layout.dropped = memory + 3 * E, layout.cut = memory + 4 * E;
-    layout.padded = nullptr;
-    if (team.block() != 0) layout.num_rows = nullptr;
+    layout.cut = memory + 4 * E;
+    if (!asked) layout.dropped = memory + 3 * E, layout.padded = nullptr, layout.num_rows = nullptr;
     return layout;
   }
   template <class Team>
   FLEXEP_HD void copy_out(const Team& team, const ResolveRows& layout) const {
-    for (int p = team.rank(); p < table.experts; p += team.size()) {
-      resolve.base[p] = layout.base[p], resolve.start[p] = layout.start[p];
-      resolve.kept[p] = layout.kept[p], resolve.dropped[p] = layout.dropped[p];
-      if (resolve.padded)
-        resolve.padded[p] = static_cast<int32_t>(PlaceLayout::padded(layout.kept[p], resolve.alignment));
-    }
-    for (int r = team.rank(); r < table.ranks; r += team.size()) resolve.cut[r] = layout.cut[r];
+    for (int p = team.rank(); p < table.experts; p += team.size())
+      resolve.start[p] = layout.start[p], resolve.kept[p] = layout.kept[p];
   }
 };
 

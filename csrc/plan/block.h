@@ -72,45 +72,33 @@ FLEXEP_HD void scatter_if(const Team&, bool yes, int32_t* to, int at, int32_t va
   }
 }
 
-/// to[k] = value(k) for k in [0, count), the loads of some values in flight before any of them is stored: a compiler
-/// cannot tell that stores touch nothing that is loaded after them. A lane that is alone leaves that to its compiler.
-template <class Team, class Value>
-FLEXEP_HD void each_slot(const Team&, int count, int32_t* to, const Value& value) {
+/// to[k] = value(k) for those k in [0, count) for which yes(k) is true, what is loaded for some of them in flight before
+/// any is stored: a compiler cannot tell that stores touch nothing that is loaded after them. A lane that is alone leaves
+/// that to its compiler, and writes the others again as they are: guessing a branch would fail half the time.
+template <class Team, class Yes, class Value>
+FLEXEP_HD void each_slot_if(const Team&, int count, int32_t* to, const Yes& yes, const Value& value) {
   if constexpr (requires { Team::kOneLane; }) {
     FLEXEP_INDEPENDENT
-    for (int k = 0; k < count; ++k) to[k] = value(k);
-    return;
-  }
-  constexpr int kBatch = 8;
-  for (int first = 0; first < count; first += kBatch) {
-    int32_t values[kBatch];
-    FLEXEP_UNROLL
-    for (int j = 0; j < kBatch; ++j)
-      if (first + j < count) values[j] = value(first + j);
-    FLEXEP_UNROLL
-    for (int j = 0; j < kBatch; ++j)
-      if (first + j < count) to[first + j] = values[j];
-  }
-}
-
-/// to[k] = value for those k in [0, count) for which yes(k) is true. A lane that is alone writes the others again as
-/// they are: guessing a branch would fail half the time.
-template <class Team, class Yes>
-FLEXEP_HD void each_slot_if(const Team&, int count, int32_t* to, int32_t value, const Yes& yes) {
-  if constexpr (requires { Team::kOneLane; }) {
-    FLEXEP_INDEPENDENT
-    for (int k = 0; k < count; ++k) to[k] = yes(k) ? value : to[k];
+    for (int k = 0; k < count; ++k) to[k] = yes(k) ? value(k) : to[k];
     return;
   }
   constexpr int kBatch = 8;
   for (int first = 0; first < count; first += kBatch) {
     bool is[kBatch];
+    int32_t values[kBatch];
     FLEXEP_UNROLL
-    for (int j = 0; j < kBatch; ++j) is[j] = first + j < count && yes(first + j);
+    for (int j = 0; j < kBatch; ++j) {
+      is[j] = first + j < count && yes(first + j);
+      if (is[j]) values[j] = value(first + j);
+    }
     FLEXEP_UNROLL
     for (int j = 0; j < kBatch; ++j)
-      if (is[j]) to[first + j] = value;
+      if (is[j]) to[first + j] = values[j];
   }
+}
+template <class Team, class Value>
+FLEXEP_HD void each_slot(const Team& team, int count, int32_t* to, const Value& value) {
+  each_slot_if(team, count, to, [](int) { return true; }, value);
 }
 
 /// Bits of the lanes below `lane`, which is in [0, 32).

@@ -120,8 +120,9 @@ struct SendOrder {
     for (int k = 0; k < K; ++k) lower += (numbers[k] >= 0) & (ids[k] < first_id);
     send_first[at + lower] = first_id;
     send_row[at + lower] = position;
-    each_slot_if(team, K, send, position,
-                 [=](int k) { return static_cast<uint32_t>(ids[k] - first_id) < size; });
+    each_slot_if(
+        team, K, send, [=](int k) { return static_cast<uint32_t>(ids[k] - first_id) < size; },
+        [=](int) { return position; });
   }
 };
 

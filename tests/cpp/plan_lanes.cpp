@@ -162,16 +162,14 @@ void assign_resolving(const World& w, int s, const flexep::AssignRows& assigned,
   Ints again(meta.size(), kPoison), rows(row.size(), kPoison);
   // What the layout's lists were, and where they are written again.
   std::vector<std::pair<Ints, Ints>> lists;
-  lists.reserve(6);
+  lists.reserve(4);
   const auto anew = [&](const int32_t* list, int size) {
     lists.emplace_back(Ints(list, list + size), Ints(size, kPoison));
     return lists.back().second.data();
   };
-  resolve.source = s;
-  resolve.base = anew(assigned.base, w.experts);
+  resolve.source = s, resolve.base = resolve.cut = nullptr;
   resolve.start = anew(resolve.start, w.experts), resolve.kept = anew(resolve.kept, w.experts);
   resolve.padded = anew(resolve.padded, w.experts), resolve.dropped = anew(resolve.dropped, w.experts);
-  resolve.cut = anew(resolve.cut, w.ranks);
   flexep::ResolveAndAssign both{assigned, resolve};
   both.base = both.start = both.cut = nullptr;
   both.records.meta = again.data(), both.slot_row = rows.data();

@@ -53,8 +53,8 @@ MUTANTS = {
     "a map keeps old words": ("plan/receive.h", "if (row_map) row_map[i] = -1;", ""),
     "the first block alone has a layout": (
         "plan/assign.h",
-        "const ResolveRows layout = resolved_in(team, shared);\n      layout.lay_out(team, 0, 1);",
-        "const ResolveRows layout = resolved_in(team, shared);\n"
+        "const ResolveRows layout = resolved_in(shared, team.block() == 0);\n      layout.lay_out(team, 0, 1);",
+        "const ResolveRows layout = resolved_in(shared, team.block() == 0);\n"
         "      if (team.block() == 0) layout.lay_out(team, 0, 1);",
     ),
     "the layout is copied out before it is made": (
@@ -62,8 +62,8 @@ MUTANTS = {
         "team.sync();\n      if (team.block() == 0) copy_out",
         "if (team.block() == 0) copy_out",
     ),
-    "the layout's kept rows are not copied out": ("plan/assign.h", "resolve.kept[p] = layout.kept[p], ", ""),
-    "the layout's cut is not copied out": ("plan/assign.h", "resolve.cut[r] = layout.cut[r];", "(void)r;"),
+    "the layout's kept rows are not copied out": ("plan/assign.h", ", resolve.kept[p] = layout.kept[p]", ""),
+    "every block says what was dropped": ("plan/assign.h", "layout.dropped = memory + 3 * E, ", ""),
     "compaction forgets lower blocks": ("plan/receive.h", "*below + kept", "kept"),
     "the layout is read before it is made": (
         "plan/permutation.h",

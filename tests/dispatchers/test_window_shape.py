@@ -25,6 +25,12 @@ def config(**changed: object) -> DispatcherConfig:
     return DispatcherConfig(**{**default, **changed})
 
 
+def fake_gpu(monkeypatch: pytest.MonkeyPatch, multiprocessors: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    seen = SimpleNamespace(multi_processor_count=multiprocessors)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: seen)
+
+
 def on_gpus(hosted: int) -> SimpleNamespace:
     return SimpleNamespace(
         device=torch.device("cuda", 0), hosted=range(hosted), is_local=hosted > 1, size=hosted
@@ -48,10 +54,7 @@ def on_gpus(hosted: int) -> SimpleNamespace:
 def test_a_rank_takes_no_more_multiprocessors_than_there_are(
     hosted: int, changed: dict[str, object], slices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132)
-    )
+    fake_gpu(monkeypatch, 132)
     assert num_slices(config(**changed), on_gpus(hosted)) == slices
 
 
@@ -63,10 +66,7 @@ def test_processes_that_share_a_gpu_fit_into_one_part_of_it(
 ) -> None:
     """Four ranks on a GPU whose kernels did not fit beside each other waited for each other for ever."""
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", part)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=seen)
-    )
+    fake_gpu(monkeypatch, seen)
     got = num_slices(config(layout="expert_major"), on_gpus(1))
     assert got == slices
     assert got == 1 or part in ("", "100") or got * 100 // int(part) * 2 <= seen
@@ -75,10 +75,7 @@ def test_processes_that_share_a_gpu_fit_into_one_part_of_it(
 @pytest.mark.parametrize("part", ["abc", "nan", "0", "-3", "101"])
 def test_a_part_of_a_gpu_that_is_none_is_named(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", part)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132)
-    )
+    fake_gpu(monkeypatch, 132)
     with pytest.raises(flexep.ArgumentError, match=f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE = .*{part}"):
         num_slices(config(), on_gpus(1))
 

@@ -1,26 +1,24 @@
 // What initcheck of compute-sanitizer makes of bulk stores: nothing uninitialized is read here, and it reports the reader.
 //
-//   nvcc -arch=sm_90a tests/gpu/initcheck_bulk.cu -o initcheck_bulk && compute-sanitizer --tool initcheck ./initcheck_bulk
-#include <cstdint>
+//   nvcc -std=c++20 -arch=sm_90a -Icsrc tests/gpu/initcheck_bulk.cu -o initcheck_bulk
+//   compute-sanitizer --tool initcheck ./initcheck_bulk
 #include <cstdio>
 
-constexpr int kVectors = 128, kBytes = kVectors * 16;
+#include "mem/cuda.cuh"
 
-__device__ unsigned shared_address(const void* at) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(at));
-}
+namespace ptx = flexep::ptx;
+
+constexpr int kVectors = 128, kBytes = kVectors * 16;
 
 __global__ void store(int4* to) {
   __shared__ __align__(128) int4 stage[kVectors];
   stage[threadIdx.x] = make_int4(1, 2, 3, 4);
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  ptx::fence_proxy_async_shared_cta();
   __syncthreads();
   if (threadIdx.x != 0) return;
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
-               "r"(shared_address(stage)), "n"(kBytes)
-               : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  ptx::bulk_store(to, stage, kBytes);
+  ptx::bulk_commit_group();
+  ptx::bulk_wait_group<0>();
 }
 
 __global__ void read(const int4* from, int* sums) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
@@ -55,21 +55,12 @@ def test_twenty_runs_give_the_same_bits(domain_size: int | None) -> None:
     assert not found, "\n".join(map(str, found[:4]))
 
 
-@pytest.fixture
-def poisoned() -> Iterator[None]:
-    """Fresh tensors hold NaN, so that an element that nobody writes is a difference."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
+@pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("layout", ["expert_major", "flat"])
 @pytest.mark.parametrize(
     "hidden", [3576, 3584, 3592, 7168, 10760]
 )  # around the piece of zeros that is stored, and twice
-def test_rows_that_nothing_fills_are_cleared(
-    hidden: int, layout: Literal["expert_major", "flat"], poisoned: None
-) -> None:
+def test_rows_that_nothing_fills_are_cleared(hidden: int, layout: Literal["expert_major", "flat"]) -> None:
     T, K, R = 20, 2, 3
     group = flexep.Group.local(R, "cuda")
     ep = flexep.Dispatcher(

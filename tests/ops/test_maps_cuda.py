@@ -10,15 +10,7 @@ from flexep.ops.maps import add_columns, take_columns
 from tests.ops import composed_maps
 from tests.ops.reference import assert_bits
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def poison() -> object:
-    """Fresh tensors hold NaN or the largest int, so that an element that nobody writes is a difference."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 
 
 SHAPES = [(0, 3, 5), (1, 1, 1), (130, 5, 9), (300, 8, 64), (257, 6, 257), (4096, 8, 256), (99, 40, 1000)]

@@ -24,15 +24,7 @@ from flexep._native.plan import (
     resolve,
 )
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    """Fresh tensors hold the largest int, so that a word that nobody writes is a difference."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 
 
 def routing(T: int, K: int, E: int, seed: int, low: int = -1, high: int = 0) -> torch.Tensor:

@@ -35,7 +35,7 @@ MPS_PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 DEFAULT_SMS = {"flat": 24, "expert_major": 64}
 
 
-def mps_part() -> float:
+def _mps_part() -> float:
     """Percent of the GPU's multiprocessors that MPS gives this process, as far as its environment says.
 
     Raises ArgumentError for what is none.
@@ -62,7 +62,7 @@ def num_slices(config: DispatcherConfig, group: Group) -> int:
     if group.device.type != "cuda" or not torch.cuda.is_available():
         return 1  # without a GPU there will be no window either: opening says so on every rank
     here = torch.cuda.get_device_properties(group.device).multi_processor_count // len(group.hosted)
-    part = mps_part()
+    part = _mps_part()
     if part < 100:
         here = int(here * part / 200)
     wanted = DEFAULT_SMS[config.layout] if config.num_sms is None else config.num_sms
