@@ -1,5 +1,7 @@
 #include <pybind11/stl.h>
 
+#include <iterator>
+
 #include "bind/bind.h"
 #include "kernels/one_sided_plan.h"
 
@@ -25,8 +27,11 @@ OneSidedPlan plan(const OneSidedSetup& setup, int rank, int first_place, int pla
                          said_ints,
                          left,
                          received,
-                         rows};
-  return make_plan(setup, in, at<int32_t>(kept), at<int32_t>(scratch), at<int32_t>(arrived_weights));
+                         rows,
+                         at<int32_t>(kept),
+                         at<int32_t>(scratch),
+                         at<int32_t>(arrived_weights)};
+  return {setup, in};
 }
 
 }  // namespace
@@ -43,7 +48,7 @@ void bind_one_sided(py::module_& m) {
       "kept_ints",
       [](const OneSidedSetup& setup, int tokens, int left, int received, int rows) {
         const KeptInts ints = kept_ints(setup, tokens, left, received, rows);
-        return std::vector<int64_t>(ints.begin(), ints.end());
+        return std::vector<int64_t>(std::begin(ints.of), std::end(ints.of));
       },
       py::arg("setup"), py::arg("tokens"), py::arg("left"), py::arg("received"), py::arg("rows"));
   m.def("scratch_ints", &scratch_ints, py::arg("setup"), py::arg("tokens"), py::arg("left"),

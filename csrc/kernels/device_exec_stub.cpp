@@ -2,6 +2,7 @@
 #if !defined(FLEXEP_WITH_CUDA)
 #include "base/error.h"
 #include "kernels/device_exec.h"
+#include "kernels/one_sided_plan.h"
 
 namespace flexep {
 namespace {
@@ -27,6 +28,10 @@ void launch_collect(const DeviceWorld&, const std::vector<CollectArgs>&, int, do
   refuse();
 }
 void launch_leave(const DeviceWorld&, std::uintptr_t) { refuse(); }
+void plan_on_device(const DeviceWorld&, const std::vector<OneSidedPlan>&, const PlanMessages&,
+                    std::uintptr_t) {
+  refuse();
+}
 bool read_report(const DeviceWorld&, int, FaultRecord&) { refuse(); }
 
 }  // namespace flexep

@@ -66,20 +66,17 @@ int64_t launch_ints(const Step& step, PlanShape shape) {
   return step.workspace_ints(shape.blocks) + shape.blocks * spilled_ints(step, shape.lanes);
 }
 
-/// Enqueues a plan step on a CUDA stream and returns at once. `behind_ours`: the last work of the stream is a kernel of
-/// this library, behind whose end the launch may hide. Throws NotBuilt when this build has no CUDA side, Error when a
+/// Enqueues a plan step on a CUDA stream and returns at once. Throws NotBuilt when this build has no CUDA side, Error when a
 /// launch is refused.
 template <class Step>
-void launch_plan(const Step& step, PlanShape shape, uintptr_t stream, bool behind_ours = false);
+void launch_plan(const Step& step, PlanShape shape, uintptr_t stream);
 
 /// Calls X(Step) for every step that can be launched.
 #define FLEXEP_EACH_PLAN_STEP(X) \
   X(CountSlots)                  \
   X(ResolveRows)                 \
   X(AssignRows)                  \
-  X(ResolveAndAssign)            \
   X(PeerCounts)                  \
-  X(ExpectRows)                  \
   X(RelayRecords)                \
   X(ClearRows)                   \
   X(ReceiveRows)                 \

@@ -6,12 +6,12 @@
 namespace flexep {
 
 template <class Step>
-void launch_plan(const Step&, PlanShape, uintptr_t, bool) {
+void launch_plan(const Step&, PlanShape, uintptr_t) {
   throw NotBuilt(
       "the plan for CUDA tensors is not in this build; build with nvcc on PATH and -DFLEXEP_CUDA=ON");
 }
 
-#define FLEXEP_LAUNCH(Step) template void launch_plan(const Step&, PlanShape, uintptr_t, bool);
+#define FLEXEP_LAUNCH(Step) template void launch_plan(const Step&, PlanShape, uintptr_t);
 FLEXEP_EACH_PLAN_STEP(FLEXEP_LAUNCH)
 
 }  // namespace flexep

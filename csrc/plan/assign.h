@@ -105,13 +105,11 @@ struct AssignRows {
       const BlockCounts blocks{block_ranks(), team.blocks(), table.ranks, table.ranks};
       blocks.sum(team, team.blocks(), rank_counts, nullptr, shared);
     }
-    const auto write = [&](int t, int first, int position) {
+    const auto slots = [this](int t) {
       const int64_t at = static_cast<int64_t>(t) * order.top_k;
-      records.write(team, position, t, slot_rank + at, first, order.unit, slot_row + at,
-                    weights ? weights + at : nullptr);
+      return TokenSlots{t, slot_rank + at, slot_row + at, weights ? weights + at : nullptr};
     };
-    order.place(team, block_owners(team.blocks()), shared, ranks(), write,
-                [this](int64_t position) { records.clear(position); });
+    order.place(team, block_owners(team.blocks()), shared, slots, records);
   }
 };
 

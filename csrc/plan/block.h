@@ -5,11 +5,12 @@
 // A block is a Team (rank, size, sync: base/team.h) that also knows
 //   block(), blocks()         which of how many blocks
 //   warp(), warps()           its lanes come in warps of one width, in rank order
-//   lane(), width()           which lane of the warp; at most 32
+//   lane(), width()           which lane of the warp; at most 32, and no fewer than a token has slots
 //   warp_sync()               the lanes of a warp meet; earlier writes of each are visible to all
 //   peers(key)                lanes of the warp that called with the same key, as bits; all lanes call together
 //   ballot(yes)               lanes that called with true
 //   warp_sum, warp_max, warp_scan   over the lanes of a warp; the scan is of lower lanes only
+//   warp_get(value, lane)     the value of another lane, modulo the width; all lanes call together
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -33,6 +34,7 @@ struct SoloBlock : Solo {
   FLEXEP_HD int64_t warp_sum(int64_t value) const { return value; }
   FLEXEP_HD int64_t warp_max(int64_t value) const { return value; }
   FLEXEP_HD int64_t warp_scan(int64_t) const { return 0; }
+  FLEXEP_HD int32_t warp_get(int32_t value, int) const { return value; }
 };
 
 FLEXEP_HD int count_bits(uint32_t bits) {
@@ -40,6 +42,15 @@ FLEXEP_HD int count_bits(uint32_t bits) {
   return __popc(bits);
 #else
   return std::popcount(bits);
+#endif
+}
+
+/// The lowest of some bits, of which there is one.
+FLEXEP_HD int lowest_bit(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __ffs(static_cast<int>(bits)) - 1;
+#else
+  return std::countr_zero(bits);
 #endif
 }
 
@@ -70,35 +81,6 @@ FLEXEP_HD void scatter_if(const Team&, bool yes, int32_t* to, int at, int32_t va
   } else {
     if (yes) to[at] = value;
   }
-}
-
-/// to[k] = value(k) for those k in [0, count) for which yes(k) is true, what is loaded for some of them in flight before
-/// any is stored: a compiler cannot tell that stores touch nothing that is loaded after them. A lane that is alone leaves
-/// that to its compiler, and writes the others again as they are: guessing a branch would fail half the time.
-template <class Team, class Yes, class Value>
-FLEXEP_HD void each_slot_if(const Team&, int count, int32_t* to, const Yes& yes, const Value& value) {
-  if constexpr (requires { Team::kOneLane; }) {
-    FLEXEP_INDEPENDENT
-    for (int k = 0; k < count; ++k) to[k] = yes(k) ? value(k) : to[k];
-    return;
-  }
-  constexpr int kBatch = 8;
-  for (int first = 0; first < count; first += kBatch) {
-    bool is[kBatch];
-    int32_t values[kBatch];
-    FLEXEP_UNROLL
-    for (int j = 0; j < kBatch; ++j) {
-      is[j] = first + j < count && yes(first + j);
-      if (is[j]) values[j] = value(first + j);
-    }
-    FLEXEP_UNROLL
-    for (int j = 0; j < kBatch; ++j)
-      if (is[j]) to[first + j] = values[j];
-  }
-}
-template <class Team, class Value>
-FLEXEP_HD void each_slot(const Team& team, int count, int32_t* to, const Value& value) {
-  each_slot_if(team, count, to, [](int) { return true; }, value);
 }
 
 /// Bits of the lanes below `lane`, which is in [0, 32).
@@ -155,6 +137,16 @@ FLEXEP_HD void for_warp_slots(const Team& team, int tokens, int top_k, Body body
     t += whole, k += rest;
     if (k >= top_k) k -= top_k, ++t;
   }
+}
+
+/// Calls body(t, k, valid) for the slots of this warp's tokens, a slot a lane, whole tokens together: lanes
+/// [lane - k, lane - k + top_k) hold one. All lanes of the warp call equally often.
+template <class Team, class Body>
+FLEXEP_HD void for_warp_tokens(const Team& team, int tokens, int top_k, Body body) {
+  const WarpRange mine(team, tokens);
+  const int whole = team.width() / top_k, token = team.lane() / top_k, k = team.lane() % top_k;
+  for (int t = mine.begin; t < mine.end; t += whole)
+    body(t + token, k, token < whole && t + token < mine.end);
 }
 
 /// Runs all phases of a step by one lane. `shared`: the step's shared_ints(1, 1).

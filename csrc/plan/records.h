@@ -17,31 +17,71 @@ struct RecordShape {
   FLEXEP_HD int weight(int k) const { return 1 + top_k * (over_rail ? 2 : 1) + k; }
 };
 
-/// Where records are written, one by one; no memory: none are.
+/// A token and its slots, [top_k] each: what they have come for, their rows, and their weights, if these travel.
+struct TokenSlots {
+  int32_t token;
+  const int32_t *ids, *rows, *weights;
+};
+
+/// Where records are written; no memory: none are.
 struct Records {
   RecordShape shape;
   int32_t* meta;  // out [num_send, width]
 
-  /// The slots of a token, top_k long: those with an id in [first, first + unit) go into the record.
-  template <class Team>
-  FLEXEP_HD void write(const Team& team, int64_t position, int32_t token, const int32_t* ids, int first,
-                       int unit, const int32_t* rows, const int32_t* weights) const {
+  /// By one lane: the slots with an id in [first, first + unit) go into the record.
+  FLEXEP_HD void write(int64_t position, const TokenSlots& slots, int first, int unit) const {
     if (!meta) return;
     int32_t* const record = meta + position * shape.width();
-    const auto if_here = [=](int k, int32_t value, int32_t otherwise) {
-      return static_cast<uint32_t>(ids[k] - first) < static_cast<uint32_t>(unit) ? value : otherwise;
+    const auto if_here = [&](int k, int32_t value, int32_t otherwise) {
+      return is_in(slots.ids[k], first, unit) ? value : otherwise;
     };
-    record[0] = token;
-    const auto fill = [&](int at, const auto& value) { each_slot(team, shape.top_k, record + at, value); };
-    fill(shape.row(0), [=](int k) { return if_here(k, rows[k], -1); });
-    if (shape.over_rail) fill(shape.member(0), [=](int k) { return if_here(k, ids[k] - first, -1); });
-    if (shape.has_weights) fill(shape.weight(0), [=](int k) { return if_here(k, weights[k], 0); });
+    record[0] = slots.token;
+    const auto fill = [&](int at, const auto& value) {
+      FLEXEP_INDEPENDENT
+      for (int k = 0; k < shape.top_k; ++k) record[at + k] = value(k);
+    };
+    fill(shape.row(0), [=](int k) { return if_here(k, slots.rows[k], -1); });
+    if (shape.over_rail) fill(shape.member(0), [=](int k) { return if_here(k, slots.ids[k] - first, -1); });
+    if (shape.has_weights) fill(shape.weight(0), [=](int k) { return if_here(k, slots.weights[k], 0); });
+  }
+
+  /// What a lane holds of the slot that it stands for: see for_warp_tokens. `begin`: the lane of its token's first.
+  struct Slot {
+    int32_t token, id, row, weight;
+    int begin;
+  };
+  /// By a warp, a record after the other, its lanes side by side over the record's integers: what each of `leaving`
+  /// lanes would write by itself at its `position` for its `first`.
+  template <class Team>
+  FLEXEP_HD void write_together(const Team& team, uint32_t leaving, int position, const Slot& slot, int first,
+                                int unit) const {
+    if (!meta) return;
+    const int K = shape.top_k, width = shape.width();
+    for (int at = team.lane(); at - team.lane() < width; at += team.width()) {
+      const int list = at == 0 ? 0 : (at - 1) / K, k = at == 0 ? 0 : (at - 1) % K;
+      const bool rows = list == 0, members = list == 1 && shape.over_rail;
+      for (uint32_t rest = leaving; rest; rest &= rest - 1) {
+        const int writer = lowest_bit(rest), from = team.warp_get(slot.begin, writer) + k;
+        const int id = team.warp_get(slot.id, from), here = team.warp_get(first, writer);
+        const int64_t to = team.warp_get(position, writer);
+        const int32_t token = team.warp_get(slot.token, writer), row = team.warp_get(slot.row, from);
+        const int32_t weight = shape.has_weights ? team.warp_get(slot.weight, from) : 0;
+        int32_t value = rows ? row : members ? id - here : weight;
+        if (!is_in(id, here, unit)) value = rows || members ? -1 : 0;
+        if (at < width) meta[to * width + at] = at == 0 ? token : value;
+      }
+    }
   }
 
   FLEXEP_HD void clear(int64_t position) const {
     if (!meta) return;
     int32_t* const record = meta + position * shape.width();
     for (int i = 0; i < shape.width(); ++i) record[i] = i < shape.weight(0) ? -1 : 0;
+  }
+
+ private:
+  FLEXEP_HD static bool is_in(int id, int first, int unit) {
+    return static_cast<uint32_t>(id - first) < static_cast<uint32_t>(unit);
   }
 };
 

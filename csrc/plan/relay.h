@@ -41,13 +41,11 @@ struct RelayRecords {
       };
       order.number(team, workspace, shared, find_member, members);
     } else {
-      const auto write = [&](int q, int mine, int position) {
-        const int32_t* const from = record(q);
-        records.write(team, position, from[0], from + rail_shape.member(0), mine, 1, from + rail_shape.row(0),
-                      from + rail_shape.weight(0));
+      const auto slots = [&](int q) {
+        return TokenSlots{record(q)[0], members(q), record(q) + rail_shape.row(0),
+                          record(q) + rail_shape.weight(0)};
       };
-      order.place(team, workspace, shared, members, write,
-                  [this](int64_t position) { records.clear(position); });
+      order.place(team, workspace, shared, slots, records);
     }
   }
 

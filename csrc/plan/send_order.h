@@ -9,6 +9,7 @@
 
 #include "plan/first_slot.h"
 #include "plan/numbering.h"
+#include "plan/records.h"
 
 namespace flexep {
 
@@ -47,7 +48,8 @@ struct SendOrder {
       const int32_t number = leaving.add(team, leaves ? owner : -1, same & team.ballot(leaves));
       if (!valid) return;
       order[i] = number;
-      slot_send[i] = send_row[i] = send_first[i] = -1;  // `place` writes over them
+      if constexpr (requires { Team::kOneLane; })
+        slot_send[i] = send_row[i] = send_first[i] = -1;  // `place` writes over them
     });
     leaving.finish(team, workspace + static_cast<int64_t>(team.block()) * owners);
     if (team.warps() == 1) return;
@@ -56,26 +58,22 @@ struct SendOrder {
     });
   }
 
-  /// Positions, in a later phase. write(t, first, position): the record of row t for the owner whose first id that is.
-  /// clear(position): an unused one.
-  template <class Team, class Ids, class Write, class Clear>
-  FLEXEP_HD void place(const Team& team, const int32_t* workspace, int32_t* shared, const Ids& ids,
-                       const Write& write, const Clear& clear) const {
+  /// Positions, in a later phase, and the records at them. slots(t): the TokenSlots of row t, with the same ids.
+  template <class Team, class Slots>
+  FLEXEP_HD void place(const Team& team, const int32_t* workspace, int32_t* shared, const Slots& slots,
+                       const Records& records) const {
     int32_t *const first = shared, *const total = shared + owners;  // [owners] each
     const BlockCounts blocks{workspace, team.blocks(), owners, owners};
     blocks.sum(team, team.block(), first, total, shared + 2 * owners);
     if (team.warp() == 0) begin_owners(team, first, total);
     team.sync();
-    clear_unused(team, total, clear);
-    for_warp_slots(team, rows, top_k, [&](int64_t i, int t, int k, bool valid) {
-      if (!valid || order[i] < 0) return;
-      const int owner = owner_of(ids(t)[k]);
-      const int32_t position = first[owner] + order[i];
-      list_owner(team, i - k, ids(t), owner * unit, position);
-      if (position >= num_send) return;
-      send_token[position] = t;
-      write(t, owner * unit, position);
-    });
+    clear_unused(team, total, records);
+    if constexpr (requires { Team::kOneLane; })
+      place_alone(team, first, slots, records);
+    else
+      for_warp_tokens(team, rows, top_k, [&](int t, int k, bool valid) {
+        place_slot(team, first, slots, records, t, k, valid);
+      });
   }
 
  private:
@@ -97,32 +95,76 @@ struct SendOrder {
     }
   }
 
-  template <class Team, class Clear>
-  FLEXEP_HD void clear_unused(const Team& team, const int32_t* used_end, const Clear& clear) const {
+  template <class Team>
+  FLEXEP_HD void clear_unused(const Team& team, const int32_t* used_end, const Records& records) const {
     const int64_t dense = split < 0 ? used_end[owners - 1] : 0;
     for (int64_t i = dense + grid_rank(team); i < num_send; i += grid_size(team)) {
       const int64_t o = split > 0 ? i / split : owners - 1;
       if (i < used_end[o < owners ? o : owners - 1]) continue;
       send_token[i] = -1;
-      clear(i);
+      records.clear(i);
     }
   }
 
-  /// Puts an owner of the row whose slots begin at `at` into its lists, and its position beside all slots of it.
-  template <class Team>
-  FLEXEP_HD void list_owner(const Team& team, int64_t at, const int32_t* ids, int first_id,
-                            int32_t position) const {
-    const int K = top_k;
+  template <class Team, class Slots>
+  FLEXEP_HD void place_alone(const Team& team, const int32_t* first, const Slots& slots,
+                             const Records& records) const {
+    for_warp_slots(team, rows, top_k, [&](int64_t i, int t, int k, bool) {
+      if (order[i] < 0) return;
+      const TokenSlots mine = slots(t);
+      const int owner = owner_of(mine.ids[k]);
+      const int32_t position = first[owner] + order[i];
+      list_owner(i - k, mine.ids, owner * unit, position);
+      if (position >= num_send) return;
+      send_token[position] = t;
+      records.write(position, mine, owner * unit, unit);
+    });
+  }
+
+  /// Puts an owner of the row whose slots begin at `at` into its lists, and its position beside all slots of it. The
+  /// other slots are written again as they are: guessing a branch would fail half the time.
+  FLEXEP_HD void list_owner(int64_t at, const int32_t* ids, int first_id, int32_t position) const {
     const uint32_t size = static_cast<uint32_t>(unit);
     const int32_t* const numbers = order + at;
     int32_t* const send = slot_send + at;
     int lower = 0;  // owners of the row below this one
-    for (int k = 0; k < K; ++k) lower += (numbers[k] >= 0) & (ids[k] < first_id);
+    for (int k = 0; k < top_k; ++k) lower += (numbers[k] >= 0) & (ids[k] < first_id);
     send_first[at + lower] = first_id;
     send_row[at + lower] = position;
-    each_slot_if(
-        team, K, send, [=](int k) { return static_cast<uint32_t>(ids[k] - first_id) < size; },
-        [=](int) { return position; });
+    FLEXEP_INDEPENDENT
+    for (int k = 0; k < top_k; ++k)
+      send[k] = static_cast<uint32_t>(ids[k] - first_id) < size ? position : send[k];
+  }
+
+  /// The same where the lanes of a warp hold the slots of a row: what each has loaded, all at once, it shows the others.
+  template <class Team, class Slots>
+  FLEXEP_HD void place_slot(const Team& team, const int32_t* first, const Slots& slots,
+                            const Records& records, int t, int k, bool valid) const {
+    const int64_t at = static_cast<int64_t>(t) * top_k;
+    int32_t number = -1;
+    Records::Slot mine{0, -1, -1, 0, team.lane() - k};
+    if (valid) {
+      const TokenSlots all = slots(t);
+      number = order[at + k];
+      mine.token = all.token, mine.id = all.ids[k], mine.row = all.rows[k];
+      if (records.shape.has_weights) mine.weight = all.weights[k];
+    }
+    const int owner = owner_of(mine.id);
+    const int32_t position = number < 0 ? -1 : first[owner] + number;
+    int owners_here = 0, lower = 0;  // owners of the row, and of them those below this one
+    int32_t send = -1;
+    for (int j = 0; j < top_k; ++j) {
+      const int32_t there = team.warp_get(position, mine.begin + j);
+      const int its = team.warp_get(owner, mine.begin + j);
+      owners_here += there >= 0, lower += there >= 0 && its < owner;
+      if (there >= 0 && its == owner) send = there;
+    }
+    if (valid) slot_send[at + k] = send;
+    if (position >= 0) send_first[at + lower] = owner * unit, send_row[at + lower] = position;
+    if (valid && k >= owners_here) send_first[at + k] = send_row[at + k] = -1;
+    const bool leaves = position >= 0 && position < num_send;
+    if (leaves) send_token[position] = t;
+    records.write_together(team, team.ballot(leaves), position, mine, owner * unit, unit);
   }
 };
 

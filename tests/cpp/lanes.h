@@ -61,6 +61,13 @@ struct ThreadBlock {
     return over_lanes<int64_t>(
         value, [&](int64_t sum, int other, int64_t shown) { return sum + (other < lane() ? shown : 0); });
   }
+  int32_t warp_get(int32_t value, int from) const {
+    warp_meet->shown[lane()] = value;
+    warp_sync();
+    const auto shown = static_cast<int32_t>(warp_meet->shown[from % width()]);
+    warp_sync();
+    return shown;
+  }
 
  private:
   template <class T, class Fold>

@@ -30,7 +30,7 @@ struct World {
 
   explicit World(std::mt19937& random) {
     auto upto = [&](int n) { return static_cast<int>(random() % (n + 1)); };
-    ranks = 1 + upto(4), experts = 1 + upto(9), top_k = 1 + upto(4), alignment = 1 + upto(3);
+    ranks = 1 + upto(4), experts = 1 + upto(9), top_k = 1 + upto(3), alignment = 1 + upto(3);
     rank_begin.push_back(0);
     for (int r = 0; r < ranks; ++r) {
       const int held = experts / ranks + (r < experts % ranks);
@@ -331,7 +331,7 @@ Ints plan_one(const World& w, Shape shape) {
 
 int main() {
   std::mt19937 random(7);
-  const Shape shapes[] = {{1, 1, 3}, {9, 1, 2}, {2, 3, 2}, {2, 2, 4}};
+  const Shape shapes[] = {{1, 1, 5}, {6, 1, 4}, {1, 3, 4}, {2, 2, 5}};  // a token has at most as many slots
   for (int number = 0; number < 12; ++number) {
     const World world(random);
     for (const auto plan : {plan_ranks, plan_one}) {

@@ -1,0 +1,194 @@
+// What the kernels of device_exec.cu and device_plan.cu share: the windows as a launch knows them, one CTA's part of an
+// operation on them, the operations that CTAs play as one team, and the launch itself.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <string>
+
+#include "base/cuda_check.h"
+#include "base/error.h"
+#include "kernels/device_exec.h"
+#include "kernels/records.h"
+#include "mem/cuda_warps.cuh"
+
+namespace flexep {
+
+/// A DeviceWorld for a kernel.
+struct LaunchedWorld {
+  WindowLayout layout;
+  int first_rank;
+  char* const* windows;
+  DeviceState* states;
+  Epoch* last_used;  // [hosted][slices][kChannels][ranks]
+  DeviceReport* reports;
+  Moved* moved;    // [hosted][kMaxDeviceOps]
+  double seconds;  // of every wait
+};
+
+inline LaunchedWorld launched_world(const DeviceWorld& world, double seconds) {
+  const WindowShape& shape = world.shape;
+  if (world.hosted > kMaxDeviceRanks)
+    throw Error(std::to_string(world.hosted) + " ranks on one GPU: at most " +
+                std::to_string(kMaxDeviceRanks));
+  if (shape.slices > kMaxDeviceSlices)
+    throw Error(std::to_string(shape.slices) + " slices: at most " + std::to_string(kMaxDeviceSlices));
+  auto* const states = reinterpret_cast<DeviceState*>(world.states);
+  return {WindowLayout(shape),
+          world.first_rank,
+          reinterpret_cast<char* const*>(world.windows),
+          states,
+          reinterpret_cast<Epoch*>(states + world.hosted),
+          reinterpret_cast<DeviceReport*>(world.reports),
+          reinterpret_cast<Moved*>(world.moved),
+          seconds};
+}
+
+inline int checked_op(int op) {
+  if (op >= kMaxDeviceOps) throw Error("operation " + std::to_string(op) + ": too large a number");
+  return op;
+}
+
+/// What all warps of a CTA look up again and again, in shared memory: global memory's first cache is emptied by every
+/// acquire.
+struct CtaTables {
+  alignas(WindowLayout) char layout[sizeof(WindowLayout)];
+  char* windows[kMaxDeviceRanks];
+};
+
+/// A CTA of those that play an operation of a hosted rank, `count` of them.
+struct CtaOfRank {
+  int hosted, number, count;
+  __device__ static CtaOfRank of_grid(int ctas) {
+    return {static_cast<int>(blockIdx.x) / ctas, static_cast<int>(blockIdx.x) % ctas, ctas};
+  }
+};
+
+/// One CTA's part of an operation: which rank's, and of which slice.
+class CtaPart {
+ public:
+  __device__ CtaPart(const LaunchedWorld& world, CtaTables& tables, const CtaOfRank& cta, int slice, int op)
+      : world_(world),
+        tables_(tables),
+        cta_(cta),
+        op_(op),
+        rank_(world.first_rank + cta.hosted),
+        state_(world.states[cta.hosted]),
+        epoch_(state_.window.epoch + 1),  // read before the rank's last CTA to end advances it
+        page_(static_cast<int>(state_.window.boards % 2)),
+        mem_(tables.windows, world.layout.shape.topology, rank_, state_) {
+    for (int rank = static_cast<int>(threadIdx.x); rank < world.layout.shape.topology.ranks;
+         rank += static_cast<int>(blockDim.x))
+      tables.windows[rank] = world.windows[rank];
+    if (threadIdx.x == 0) new (tables.layout) WindowLayout(world.layout.of_slice(slice));
+    __syncthreads();
+  }
+
+  __device__ const WindowLayout& layout() const {
+    return *reinterpret_cast<const WindowLayout*>(tables_.layout);
+  }
+  __device__ int cta() const { return cta_.number; }
+  __device__ int page() const { return page_; }
+  __device__ WarpMem& mem() { return mem_; }
+  __device__ Operation operation() const {
+    const WindowShape& shape = layout().shape;
+    const std::int64_t lines = static_cast<std::int64_t>(kChannels) * shape.topology.ranks;
+    return {rank_, epoch_, op_, world_.last_used + (cta_.hosted * shape.slices + layout().slice) * lines,
+            world_.seconds};
+  }
+
+  /// Runs work() -> Moved, by all threads, unless this CTA of another operation still runs.
+  template <class Work>
+  __device__ void run(bool publishes, const Work& work) {
+    __shared__ int said;
+    Moved moved;
+    if (begin_cta(state_, cta_.number, &said)) {
+      moved = work();
+    } else if (threadIdx.x < 32) {
+      OneWarp one;
+      const Operation operation = this->operation();
+      Exchange<WarpMem, OneWarp>(mem_, one, layout(), operation).refuse(Status::busy);
+    }
+    if (!end_cta(state_, cta_.number, cta_.count, moved, world_.moved[cta_.hosted * kMaxDeviceOps + op_]))
+      return;
+    state_.window.epoch = epoch_;
+    if (publishes) ++state_.window.boards;
+    if (state_.window.stopped)
+      report_failure(world_.reports[cta_.hosted],
+                     *reinterpret_cast<const FaultRecord*>(
+                         world_.windows[rank_] + layout().faults.of(static_cast<std::size_t>(rank_))));
+  }
+
+ private:
+  const LaunchedWorld& world_;
+  const CtaTables& tables_;
+  const CtaOfRank cta_;
+  const int op_, rank_;
+  DeviceState& state_;
+  const Epoch epoch_;
+  const int page_;
+  WarpMem mem_;
+};
+
+struct CopyBytes {
+  __device__ void operator()(void* to, const void* from, std::size_t bytes) const {
+    WarpMem::copy(to, from, bytes);
+  }
+};
+
+/// What teams play, by CTA of a rank. Integers: one CTA. Records: two a slice, one that takes and one that sends.
+struct PublishTeams {
+  using Args = PublishArgs;
+  static constexpr bool kPublishes = true;
+  FLEXEP_HD static int ctas(const WindowShape&) { return 1; }
+  FLEXEP_HD static int slice(int) { return 0; }
+  template <class Exchange>
+  __device__ static void run(int, Exchange& exchange, const Args& args, int page) {
+    publish_ints(exchange, page, args, CopyBytes{});
+  }
+};
+struct RecordTeams {
+  using Args = RecordArgs;
+  static constexpr bool kPublishes = false;
+  FLEXEP_HD static int ctas(const WindowShape& shape) { return 2 * shape.slices; }
+  FLEXEP_HD static int slice(int cta) { return cta / 2; }
+  template <class Exchange>
+  __device__ static void run(int cta, Exchange& exchange, const Args& args, int) {
+    if (cta % 2 == 0)
+      take_records(exchange, args, CopyBytes{});
+    else
+      send_records(exchange, args);
+  }
+};
+
+/// The work of such a part. `said`: a word of shared memory.
+template <class Teams>
+__device__ Moved play(CtaPart& part, int* said, const typename Teams::Args& args) {
+  CtaWarps team(said);
+  Exchange<WarpMem, CtaWarps> exchange(part.mem(), team, part.layout(), part.operation());
+  Teams::run(part.cta(), exchange, args, part.page());
+  return part.mem().moved();
+}
+
+/// Launches `ctas` CTAs for each hosted rank, all of which are there at once.
+template <class Launch>
+void start(void (*kernel)(Launch), const Launch& launch, int hosted, int ctas, int threads,
+           std::size_t shared, std::uintptr_t stream) {
+  if (ctas > DeviceState::kMaxCtas)
+    throw Error(std::to_string(ctas) + " CTAs of a rank: at most " + std::to_string(DeviceState::kMaxCtas));
+  Launch copy = launch;
+  void* params[] = {&copy};
+  const auto* const function = reinterpret_cast<const void*>(kernel);
+  if (shared > 0)
+    cuda_check(
+        cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+        "shared memory of a one-sided launch");
+  const cudaError_t error = cudaLaunchCooperativeKernel(function, dim3(hosted * ctas), dim3(threads), params,
+                                                        shared, reinterpret_cast<cudaStream_t>(stream));
+  if (error == cudaErrorCooperativeLaunchTooLarge)
+    throw Error(std::to_string(hosted) + " ranks need " + std::to_string(hosted * ctas) +
+                " CTAs at once, more than this GPU holds");
+  cuda_check(error, "one-sided launch");
+}
+
+}  // namespace flexep
