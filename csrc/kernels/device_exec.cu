@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(kTeamWarps * 32)
   const WindowShape& shape = launch.world.layout.shape;
   const CtaOfRank cta = CtaOfRank::of_grid(Teams::ctas(shape));
   if (threadIdx.x == 0) args = launch.args[cta.hosted];
-  CtaPart part(launch.world, tables, cta, Teams::slice(cta.number), launch.op);
-  part.run(Teams::kPublishes, [&] { return play<Teams>(part, &said, args); });
+  CtaPart part(launch.world, tables, cta, Teams::slice(cta.number));
+  part.run(launch.op, Teams::kPublishes, [&] { return play<Teams>(part, launch.op, &said, args); });
 }
 
 template <class Crews>
@@ -46,12 +46,12 @@ __global__ void __launch_bounds__(Crews::kMaxThreads, 1)
       "what a CTA of sm_90 may have");
   const CtaOfRank cta = CtaOfRank::of_grid(launch.world.layout.shape.slices);
   if (threadIdx.x == 0) args = launch.args[cta.hosted];
-  CtaPart part(launch.world, tables, cta, cta.number, launch.op);
+  CtaPart part(launch.world, tables, cta, cta.number);
   if (threadIdx.x < CrewPlan::kMaxRoles) counts[threadIdx.x].clear();
   crews.begin();
   // Both are so for everybody: beginning meets.
-  part.run(false, [&] {
-    const Operation operation = part.operation();
+  part.run(launch.op, false, [&] {
+    const Operation operation = part.operation(launch.op);
     CtaCrews crew(launch.crews, part.mem(), part.layout(), operation, counts, shared);
     return crews.run(crew, args, part.layout().shape.topology.ranks);
   });

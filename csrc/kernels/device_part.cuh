@@ -64,23 +64,21 @@ struct CtaOfRank {
   }
 };
 
-/// One CTA's part of an operation: which rank's, and of which slice.
+/// One CTA's part of the operations of a kernel: whose they are, and of which slice.
 class CtaPart {
  public:
-  __device__ CtaPart(const LaunchedWorld& world, CtaTables& tables, const CtaOfRank& cta, int slice, int op)
+  __device__ CtaPart(const LaunchedWorld& world, CtaTables& tables, const CtaOfRank& cta, int slice)
       : world_(world),
         tables_(tables),
         cta_(cta),
-        op_(op),
         rank_(world.first_rank + cta.hosted),
         state_(world.states[cta.hosted]),
-        epoch_(state_.window.epoch + 1),  // read before the rank's last CTA to end advances it
-        page_(static_cast<int>(state_.window.boards % 2)),
+        before_(state_.window),  // read before the rank's last CTA to end changes it
         mem_(tables.windows, world.layout.shape.topology, rank_, state_) {
     for (int rank = static_cast<int>(threadIdx.x); rank < world.layout.shape.topology.ranks;
          rank += static_cast<int>(blockDim.x))
       tables.windows[rank] = world.windows[rank];
-    if (threadIdx.x == 0) new (tables.layout) WindowLayout(world.layout.of_slice(slice));
+    if (threadIdx.x == blockDim.x - 1) new (tables.layout) WindowLayout(world.layout.of_slice(slice));
     __syncthreads();
   }
 
@@ -88,45 +86,62 @@ class CtaPart {
     return *reinterpret_cast<const WindowLayout*>(tables_.layout);
   }
   __device__ int cta() const { return cta_.number; }
-  __device__ int page() const { return page_; }
-  __device__ WarpMem& mem() { return mem_; }
-  __device__ Operation operation() const {
+  __device__ int page() const { return static_cast<int>((before_.boards + boards_) % 2); }
+  __device__ const WarpMem& mem() const { return mem_; }
+  /// The next operation, for those that play it.
+  __device__ Operation operation(int op) const {
     const WindowShape& shape = layout().shape;
     const std::int64_t lines = static_cast<std::int64_t>(kChannels) * shape.topology.ranks;
-    return {rank_, epoch_, op_, world_.last_used + (cta_.hosted * shape.slices + layout().slice) * lines,
-            world_.seconds};
+    return {rank_, before_.epoch + operations_ + 1, op,
+            world_.last_used + (cta_.hosted * shape.slices + layout().slice) * lines, world_.seconds};
   }
 
-  /// Runs work() -> Moved, by all threads, unless this CTA of another operation still runs.
-  template <class Work>
-  __device__ void run(bool publishes, const Work& work) {
+  /// Once, by all threads: false, and the window has stopped, if this CTA of another kernel still runs.
+  __device__ bool begin(int op) {
     __shared__ int said;
-    Moved moved;
-    if (begin_cta(state_, cta_.number, &said)) {
-      moved = work();
-    } else if (threadIdx.x < 32) {
+    if (begin_cta(state_, cta_.number, &said)) return true;
+    if (threadIdx.x < 32) {
       OneWarp one;
-      const Operation operation = this->operation();
-      Exchange<WarpMem, OneWarp>(mem_, one, layout(), operation).refuse(Status::busy);
+      const Operation refused = operation(op);
+      Exchange<WarpMem, OneWarp>(mem_, one, layout(), refused).refuse(Status::busy);
     }
-    if (!end_cta(state_, cta_.number, cta_.count, moved, world_.moved[cta_.hosted * kMaxDeviceOps + op_]))
-      return;
-    state_.window.epoch = epoch_;
-    if (publishes) ++state_.window.boards;
+    return false;
+  }
+  /// Whether the rank has stopped, as far as this thread sees.
+  __device__ bool stopped() const { return state_.window.stopped != 0; }
+  __device__ void count(const Moved& moved, int op) {
+    add_moved(moved, world_.moved[cta_.hosted * kMaxDeviceOps + op]);
+  }
+  /// Every CTA counts every operation, also one that it has no part in.
+  __device__ void pass(bool publishes) { ++operations_, boards_ += publishes; }
+  /// Once, behind the last operation.
+  __device__ void end() {
+    if (!end_cta(state_, cta_.number, cta_.count)) return;
+    state_.window.epoch = before_.epoch + operations_;
+    state_.window.boards = before_.boards + boards_;
     if (state_.window.stopped)
       report_failure(world_.reports[cta_.hosted],
                      *reinterpret_cast<const FaultRecord*>(
                          world_.windows[rank_] + layout().faults.of(static_cast<std::size_t>(rank_))));
   }
 
+  /// A kernel's only operation: work() -> Moved, by all threads.
+  template <class Work>
+  __device__ void run(int op, bool publishes, const Work& work) {
+    if (begin(op)) count(work(), op);
+    pass(publishes);
+    end();
+  }
+
  private:
   const LaunchedWorld& world_;
   const CtaTables& tables_;
   const CtaOfRank cta_;
-  const int op_, rank_;
+  const int rank_;
   DeviceState& state_;
-  const Epoch epoch_;
-  const int page_;
+  const WindowState before_;
+  Epoch operations_ = 0;
+  std::uint32_t boards_ = 0;
   WarpMem mem_;
 };
 
@@ -161,13 +176,14 @@ struct RecordTeams {
   }
 };
 
-/// The work of such a part. `said`: a word of shared memory.
+/// What such a part does in the next operation, and what it has moved. `said`: a word of shared memory.
 template <class Teams>
-__device__ Moved play(CtaPart& part, int* said, const typename Teams::Args& args) {
+__device__ Moved play(CtaPart& part, int op, int* said, const typename Teams::Args& args) {
+  WarpMem mem = part.mem();
   CtaWarps team(said);
-  Exchange<WarpMem, CtaWarps> exchange(part.mem(), team, part.layout(), part.operation());
+  Exchange<WarpMem, CtaWarps> exchange(mem, team, part.layout(), part.operation(op));
   Teams::run(part.cta(), exchange, args, part.page());
-  return part.mem().moved();
+  return mem.moved();
 }
 
 /// Launches `ctas` CTAs for each hosted rank, all of which are there at once.

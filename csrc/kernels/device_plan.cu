@@ -24,64 +24,69 @@ struct PlanLaunch {
 /// them than its rows do.
 constexpr int kCtasOfSm = 2;
 
-/// One CTA of a rank's plan. Each part makes the steps anew from the launch's constants: nothing is kept in registers,
-/// and nothing is looked up in memory.
+struct alignas(OneSidedSteps) StepsMemory {
+  char bytes[sizeof(OneSidedSteps)];
+};
+
+/// One CTA of a rank's plan.
 class PlanCta {
  public:
-  __device__ PlanCta(const PlanLaunch& launch, CtaTables& tables, int* said)
-      : launch_(launch),
-        tables_(tables),
-        said_(said),
-        cta_(CtaOfRank::of_grid(RecordTeams::ctas(launch.world.layout.shape))) {}
+  __device__ PlanCta(const CtaOfRank& cta, const OneSidedSteps& steps, CtaPart& part, int* said)
+      : cta_(cta), steps_(steps), part_(part), said_(said) {}
 
-  /// A phase of ResolveAndAssign: its blocks, as many as had CountSlots, are dealt to the rank's CTAs.
+  /// A phase of ResolveAndAssign: its blocks, as many as had CountSlots, are dealt to the rank's CTAs. `spilled`: ints of
+  /// a block that lie in global memory, if any do.
   template <int kPhase, bool kSpills>
-  __device__ void assign(std::int32_t* on_chip) const {
-    const ResolveAndAssign step = steps().assign;
-    const int blocks = rank().blocks;
+  __device__ void assign(std::int32_t* on_chip, int blocks, std::int64_t spilled) const {
+    const ResolveAndAssign& step = steps_.assign;
     for (int block = cta_.number; block < blocks; block += cta_.count) {
       std::int32_t* shared = on_chip;
-      if constexpr (kSpills) shared = step.workspace + step.workspace_ints(blocks) + block * launch_.spilled;
-      __syncthreads();
+      if constexpr (kSpills) shared = step.workspace + step.workspace_ints(blocks) + block * spilled;
       step.template phase<kPhase>(CtaBlock(block, blocks), shared);
-    }
-  }
-
-  /// Rows cleared by all; by one CTA what goes between peers: with a capacity that of the first block, which has counted
-  /// what is kept, and tells it.
-  __device__ void expect() const {
-    const ExpectRows step = steps().expect;
-    step.rows.template phase<0>(CtaBlock(cta_.number, cta_.count), nullptr);
-    const bool drops = launch_.setup.capacity >= 0;
-    if (cta_.number != (drops ? 0 : cta_.count - 1)) return;
-    __syncthreads();
-    if (drops) {
-      CtaPart part(launch_.world, tables_, {cta_.hosted, 0, 1}, 0, launch_.counts_op);
-      part.run(true, [&] { return play<PublishTeams>(part, said_, steps().counts); });
       __syncthreads();
     }
-    step.peers.template phase<0>(CtaBlock(0, 1), nullptr);
   }
 
-  /// Records go, unless this rank has stopped: what it was not told it must not read by.
-  __device__ void exchange() const {
-    CtaPart part(launch_.world, tables_, cta_, RecordTeams::slice(cta_.number), launch_.records_op);
-    const bool stopped = launch_.world.states[cta_.hosted].window.stopped != 0;
-    part.run(false, [&] { return stopped ? Moved{} : play<RecordTeams>(part, said_, steps().records); });
+  /// Whether rows were dropped, anywhere: all ranks have seen the same counts, and none needs to be told if not.
+  __device__ bool drops() const {
+    if (steps_.assign.resolve.capacity < 0) return false;
+    bool some = false;
+    for (int p = static_cast<int>(threadIdx.x); p < steps_.assign.table.experts;
+         p += static_cast<int>(blockDim.x))
+      some |= steps_.assign.resolve.dropped[p] != 0;
+    return __syncthreads_or(some) != 0;
+  }
+
+  /// Rows cleared by all; what goes between peers by one CTA. If rows were dropped that is the CTA of the first block,
+  /// which has counted what was kept, and tells it.
+  __device__ void expect(bool drops, bool may_tell, int op) const {
+    steps_.expect.rows.template phase<0>(CtaBlock(cta_.number, cta_.count), nullptr);
+    if (cta_.number == (drops ? 0 : cta_.count - 1)) {
+      __syncthreads();
+      if (drops && may_tell) part_.count(play<PublishTeams>(part_, op, said_, steps_.counts), op);
+      __syncthreads();
+      PeerCounts peers = steps_.expect.peers;
+      if (drops) peers.sent = steps_.kept;
+      peers.template phase<0>(CtaBlock(0, 1), nullptr);
+    }
+    if (drops) part_.pass(true);
+  }
+
+  /// What this rank was not told it must not read by.
+  __device__ void exchange(bool may_tell, int op) const {
+    if (may_tell && !part_.stopped()) part_.count(play<RecordTeams>(part_, op, said_, steps_.records), op);
+    part_.pass(false);
   }
 
   __device__ void receive() const {
-    steps().receive.template phase<0>(CtaBlock(cta_.number, cta_.count), nullptr);
+    steps_.receive.template phase<0>(CtaBlock(cta_.number, cta_.count), nullptr);
   }
 
  private:
-  __device__ const PlanLaunch::Rank& rank() const { return launch_.ranks[cta_.hosted]; }
-  __device__ OneSidedSteps steps() const { return {launch_.setup, rank().in}; }
-
-  const PlanLaunch& launch_;
-  CtaTables& tables_;
-  int* said_;
   const CtaOfRank cta_;
+  const OneSidedSteps& steps_;  // in shared memory
+  CtaPart& part_;
+  int* said_;
 };
 
 template <bool kSpills>
@@ -89,17 +94,25 @@ __global__ void __launch_bounds__(kPlanLanes, kCtasOfSm)
     run_plan_cta(const __grid_constant__ PlanLaunch launch) {
   extern __shared__ std::int32_t on_chip[];
   __shared__ CtaTables tables;
+  __shared__ StepsMemory memory;
   __shared__ int said;
-  const PlanCta cta(launch, tables, &said);
+  const CtaOfRank cta = CtaOfRank::of_grid(RecordTeams::ctas(launch.world.layout.shape));
+  const PlanLaunch::Rank& rank = launch.ranks[cta.hosted];
+  if (threadIdx.x == 0) new (memory.bytes) OneSidedSteps(launch.setup, rank.in);
+  CtaPart part(launch.world, tables, cta, RecordTeams::slice(cta.number));  // all have met
+  const PlanCta plan(cta, *reinterpret_cast<const OneSidedSteps*>(memory.bytes), part, &said);
   const auto all_meet = [] { cooperative_groups::this_grid().sync(); };
-  cta.assign<0, kSpills>(on_chip);
+  const bool begun = part.begin(launch.records_op);
+  plan.assign<0, kSpills>(on_chip, rank.blocks, launch.spilled);
   all_meet();
-  cta.assign<1, kSpills>(on_chip);
-  cta.expect();
+  const bool drops = plan.drops();
+  plan.assign<1, kSpills>(on_chip, rank.blocks, launch.spilled);
+  plan.expect(drops, begun, launch.counts_op);
   all_meet();
-  cta.exchange();
+  plan.exchange(begun, launch.records_op);
   all_meet();
-  cta.receive();
+  plan.receive();
+  part.end();
 }
 
 }  // namespace

@@ -31,11 +31,20 @@ std::vector<std::vector<Report>> plan_on_host(HostWindows& windows, const std::v
                        [](const Report& report) { return report.status == Status::arrived; });
   };
   for (const OneSidedSteps& one : steps) run_plan(one.assign);
-  if (ranks.front().setup.capacity >= 0) {
-    reports.push_back(windows.publish(counts, messages.counts, messages.seconds));
+  // All ranks have seen the same counts, and know alike whether they need to be told.
+  const ResolveRows& layout = steps.front().assign.resolve;
+  const bool drops =
+      layout.capacity >= 0 && std::any_of(layout.dropped, layout.dropped + layout.table.experts,
+                                          [](std::int32_t rows) { return rows != 0; });
+  reports.emplace_back();
+  if (drops) {
+    reports.back() = windows.publish(counts, messages.counts, messages.seconds);
     if (!all_arrived()) return reports;
   }
-  for (const OneSidedSteps& one : steps) run_plan(one.expect);
+  for (OneSidedSteps& one : steps) {
+    if (drops) one.expect.peers.sent = one.kept;
+    run_plan(one.expect);
+  }
   reports.push_back(windows.exchange_records(records, messages.records, messages.seconds));
   if (!all_arrived()) return reports;
   for (const OneSidedSteps& one : steps) run_plan(one.receive);

@@ -25,7 +25,8 @@ struct PlanMessages {
   double seconds;
 };
 
-/// One plan for each hosted rank, with a setup alike. Reports of each message; none follows one that failed.
+/// One plan for each hosted rank, with a setup alike. Reports of each message, none of the first where no rank dropped
+/// rows and it was not sent; none follows one that failed.
 std::vector<std::vector<Report>> plan_on_host(HostWindows& windows, const std::vector<OneSidedPlan>& ranks,
                                               const PlanMessages& messages);
 /// Throws as the operations of device_exec.h do.

@@ -116,8 +116,9 @@ struct OneSidedScratch {
 /// One rank's steps and messages, in the order in which they run.
 struct OneSidedSteps {
   ResolveAndAssign assign;
-  PublishArgs counts;  // tokens kept for each rank; only with a capacity
-  ExpectRows expect;
+  PublishArgs counts;  // distinct tokens kept for each rank; told only if rows were dropped
+  ExpectRows expect;   // if no rows were dropped; else it is by `kept`
+  SentCounts kept;
   RecordArgs records;
   ReceiveRows receive;
 
@@ -163,9 +164,8 @@ struct OneSidedSteps {
                       nullptr};
     counts = {memory.send_counts, R, memory.all_counts};
     PeerCounts& peers = expect.peers;
-    // With a capacity, of the distinct tokens those that are kept.
-    const bool drops = setup.capacity >= 0;
-    peers.sent = {drops ? memory.all_counts : places + E, drops ? R : in.said_ints, R, 0};
+    peers.sent = {places + E, in.said_ints, R, 0};
+    kept = {memory.all_counts, R, R, 0};
     peers.tokens = in.said + setup.tokens_at, peers.tokens_stride = in.said_ints;
     peers.rank = in.rank, peers.tokens_of = list(Kept::tokens_of), peers.send = list(Kept::send);
     peers.recv = list(Kept::recv), peers.recv_base = list(Kept::recv_base);

@@ -187,15 +187,18 @@ __device__ inline bool begin_cta(DeviceState& state, int cta, int* said) {
   return free;
 }
 
+/// Adds what the warps of a CTA have moved in an operation.
+__device__ inline void add_moved(const Moved& moved, Moved& total) {
+  if (threadIdx.x % 32 != 0) return;
+  auto* const counters = reinterpret_cast<unsigned long long*>(&total);
+  const std::int64_t mine[] = {moved.rows, moved.bytes, moved.rail_rows, moved.rail_bytes};
+  for (int i = 0; i < 4; ++i)
+    if (mine[i] != 0) atomicAdd(counters + i, static_cast<unsigned long long>(mine[i]));
+}
+
 /// Last thing of a CTA; returns true on thread 0 of the rank's last one to end. That thread then owns the state until
 /// the kernel ends.
-__device__ inline bool end_cta(DeviceState& state, int cta, int ctas, const Moved& moved, Moved& total) {
-  if (threadIdx.x % 32 == 0) {
-    auto* const counters = reinterpret_cast<unsigned long long*>(&total);
-    const std::int64_t mine[] = {moved.rows, moved.bytes, moved.rail_rows, moved.rail_bytes};
-    for (int i = 0; i < 4; ++i)
-      if (mine[i] != 0) atomicAdd(counters + i, static_cast<unsigned long long>(mine[i]));
-  }
+__device__ inline bool end_cta(DeviceState& state, int cta, int ctas) {
   __syncthreads();
   if (threadIdx.x != 0) return false;
   ptx::exchange_relaxed_gpu(&state.running[cta], 0);

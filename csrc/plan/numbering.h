@@ -127,10 +127,10 @@ struct BlockCounts {
     const int end = static_cast<int>(static_cast<int64_t>(rows) * (part + 1) / parts);
     Sums sums{0, 0};
     for (int first = begin; first < end; first += kBatch) {
+      const int32_t* const here = counts + static_cast<int64_t>(first) * stride + key;
       int32_t n[kBatch];
       FLEXEP_UNROLL
-      for (int j = 0; j < kBatch; ++j)
-        n[j] = first + j < end ? counts[static_cast<int64_t>(first + j) * stride + key] : 0;
+      for (int j = 0; j < kBatch; ++j) n[j] = first + j < end ? here[j * stride] : 0;
       FLEXEP_UNROLL
       for (int j = 0; j < kBatch; ++j) {
         sums.total += n[j];

@@ -80,15 +80,24 @@ struct ReceiveRows {
     if constexpr (requires { Team::kOneLane; }) {  // the same, with no division
       for (int n = 0; n < received; ++n) {
         const int64_t place = place_of(n, used);
-        for (int k = 0; k < shape.top_k; ++k) read(team, n, k, place);
+        for (int k = 0; k < shape.top_k; ++k) write(team, read(n, k, place));
       }
       return;
     }
+    constexpr int kBatch = 3;  // slots whose records are on their way
     const auto top_k = static_cast<uint32_t>(shape.top_k);
-    for (int64_t i = grid_rank(team); i < items(); i += grid_size(team)) {
-      const auto slot = static_cast<uint32_t>(i);
-      const int n = static_cast<int>(slot / top_k);
-      read(team, n, static_cast<int>(slot % top_k), place_of(n, used));
+    for (int64_t first = grid_rank(team); first < items(); first += kBatch * grid_size(team)) {
+      Read slots[kBatch];
+      FLEXEP_UNROLL
+      for (int j = 0; j < kBatch; ++j) {
+        const int64_t i = first + j * grid_size(team);
+        const auto slot = static_cast<uint32_t>(i);
+        const int n = static_cast<int>(slot / top_k);
+        if (i < items()) slots[j] = read(n, static_cast<int>(slot % top_k), place_of(n, used));
+      }
+      FLEXEP_UNROLL
+      for (int j = 0; j < kBatch; ++j)
+        if (first + j * grid_size(team) < items()) write(team, slots[j]);
     }
   }
 
@@ -115,15 +124,28 @@ struct ReceiveRows {
     return low;
   }
 
-  template <class Team>
-  FLEXEP_HD void read(const Team& team, int n, int k, int64_t place) const {
+  /// A slot of a received row, and what its record says of it.
+  struct Read {
+    int n, k;
+    int32_t place, token, row, weight;
+  };
+  FLEXEP_HD Read read(int n, int k, int64_t place) const {
     const bool came = place >= 0;
     const int32_t* const record = meta + (came ? place : 0) * shape.width();
+    return {n,
+            k,
+            static_cast<int32_t>(place),
+            came && k == 0 ? record[0] : -1,
+            came ? record[shape.row(k)] : -1,
+            came && shape.has_weights ? record[shape.weight(k)] : 0};
+  }
+
+  template <class Team>
+  FLEXEP_HD void write(const Team& team, const Read& slot) const {
+    const auto [n, k, place, its_token, row, weight] = slot;
     const int64_t at = static_cast<int64_t>(n) * shape.top_k + k;
-    if (k == 0) token[n] = came ? record[0] : -1;
-    if (k == 0 && order) order[n] = static_cast<int32_t>(place < 0 ? -1 : place);
-    const int32_t row = came ? record[shape.row(k)] : -1;
-    const int32_t weight = came && shape.has_weights ? record[shape.weight(k)] : 0;
+    if (k == 0) token[n] = its_token;
+    if (k == 0 && order) order[n] = place;
     rows[at] = row;
     if (weights) weights[at] = weight;
     if (expert) expert[at] = row < 0 ? -1 : last_not_above(start, experts, row);

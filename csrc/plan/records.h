@@ -60,15 +60,21 @@ struct Records {
     for (int at = team.lane(); at - team.lane() < width; at += team.width()) {
       const int list = at == 0 ? 0 : (at - 1) / K, k = at == 0 ? 0 : (at - 1) % K;
       const bool rows = list == 0, members = list == 1 && shape.over_rail;
-      for (uint32_t rest = leaving; rest; rest &= rest - 1) {
-        const int writer = lowest_bit(rest), from = team.warp_get(slot.begin, writer) + k;
-        const int id = team.warp_get(slot.id, from), here = team.warp_get(first, writer);
-        const int64_t to = team.warp_get(position, writer);
-        const int32_t token = team.warp_get(slot.token, writer), row = team.warp_get(slot.row, from);
-        const int32_t weight = shape.has_weights ? team.warp_get(slot.weight, from) : 0;
-        int32_t value = rows ? row : members ? id - here : weight;
-        if (!is_in(id, here, unit)) value = rows || members ? -1 : 0;
-        if (at < width) meta[to * width + at] = at == 0 ? token : value;
+      const int32_t nothing = rows || members ? -1 : 0;
+      for (uint32_t rest = leaving; rest;) {  // token by token
+        const int begin = team.warp_get(slot.begin, lowest_bit(rest));
+        const int id = team.warp_get(slot.id, begin + k);
+        const int32_t row = team.warp_get(slot.row, begin + k), token = team.warp_get(slot.token, begin);
+        const int32_t weight = shape.has_weights ? team.warp_get(slot.weight, begin + k) : 0;
+        const uint32_t of_token = rest & team.ballot(slot.begin == begin);
+        rest &= ~of_token;
+        for (uint32_t writers = of_token; writers; writers &= writers - 1) {
+          const int here = team.warp_get(first, lowest_bit(writers));
+          const int64_t to = team.warp_get(position, lowest_bit(writers));
+          const int32_t mine = rows ? row : members ? id - here : weight;
+          const int32_t value = is_in(id, here, unit) ? mine : nothing;
+          if (at < width) meta[to * width + at] = at == 0 ? token : value;
+        }
       }
     }
   }

@@ -112,7 +112,8 @@ struct Roles {
 
 struct RightEnd {
   static __device__ bool end(Roles& roles, int role, const flexep::Moved& moved) {
-    return flexep::end_cta(roles.state, role, kRoles, moved, roles.total);
+    flexep::add_moved(moved, roles.total);
+    return flexep::end_cta(roles.state, role, kRoles);
   }
 };
 /// Planted: the roles are counted without fences.

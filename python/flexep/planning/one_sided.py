@@ -13,14 +13,15 @@ from flexep.planning.movement import Buffer, Movement, Pass, Pattern, Scene
 
 def deepep(scene: Scene) -> Pattern:
     """Straight to each destination rank: one crossing per (token, destination rank)."""
+    again = scene.load.dropped > 0  # ranks tell what they kept
     rows = direct(scene.topology, scene.load.crossing_RR)
-    metadata = _published(scene, 0).plus(rows.times(scene.slot_meta))
+    metadata = _published(scene, 0, again).plus(rows.times(scene.slot_meta))
     out = [_stage(scene), _place(scene)]
     back = [] if scene.flat else [scene.expert_reduce(scene.received_R)]
-    handshakes = 3 + scene.static  # header, counts of kept rows, metadata, rows
+    handshakes = 3 + again  # header, counts of kept rows, metadata, rows
     dispatch = _dispatch(
         scene, rows, metadata, out, handshakes,
-        "distinct (token, destination rank) pairs, own rank not counted", f"{_said(scene)}, and 4 (1 + 2K) B a row",
+        "distinct (token, destination rank) pairs, own rank not counted", f"{_said(scene, again)}, and 4 (1 + 2K) B a row",
     )  # fmt: skip
     combine = _combine(scene, rows, [*back, scene.final_reduce()], 1)
     return Pattern(dispatch, combine, _memory(scene, scene.R))
@@ -32,7 +33,7 @@ def hybridep(scene: Scene) -> Pattern:
         return deepep(scene)
     rows = by_rail(scene.topology, scene.load.crossing_RR, scene.load.crossing_RD)
     rail_meta = 4 * (1 + 3 * scene.K)  # also the index in the domain of each slot
-    metadata = _published(scene, scene.topology.domains).plus(rows.times(scene.slot_meta, rail_meta))
+    metadata = _published(scene, scene.topology.domains, scene.static).plus(rows.times(scene.slot_meta, rail_meta))
     forward = "write every row that came over the rail, read it to forward it"
     out = [Pass("relay", 2 * rows.rail_recv * scene.wire, forward), _stage(scene), _place(scene)]
     back = [] if scene.flat else [scene.expert_reduce(scene.received_R)]
@@ -44,21 +45,21 @@ def hybridep(scene: Scene) -> Pattern:
     dispatch = _dispatch(
         scene, rows, metadata, out, handshakes,
         "rail: distinct (token, remote domain) pairs; link: distinct (token, rank) pairs, from the relay",
-        f"{_said(scene)} and {'8' if scene.static else '4'} D B; a row 4 (1 + 2K) B on the link, 4 (1 + 3K) B on the "
+        f"{_said(scene, scene.static)} and {'8' if scene.static else '4'} D B; a row 4 (1 + 2K) B on the link, 4 (1 + 3K) B on the "
         "rail",
     )  # fmt: skip
     return Pattern(dispatch, _combine(scene, rows, back, 2), _memory(scene, scene.S))
 
 
-def _published(scene: Scene, more: int) -> Crossings:
-    """Integers that every rank tells every other before rows move, in bytes: the header; with a capacity the kept
-    rows for each rank again; each time `more` for rails."""
-    ints = HEADER_INTS + scene.E + scene.R + more + (scene.R + more if scene.static else 0)
+def _published(scene: Scene, more: int, again: bool) -> Crossings:
+    """Integers that every rank tells every other before rows move, in bytes: the header; `again` the kept rows for each
+    rank; each time `more` for rails."""
+    ints = HEADER_INTS + scene.E + scene.R + more + (scene.R + more if again else 0)
     return to_everyone(scene.topology, scene.every(4 * ints))
 
 
-def _said(scene: Scene) -> str:
-    return f"to each peer 4 ({HEADER_INTS} + E + {'2R' if scene.static else 'R'}) B"
+def _said(scene: Scene, again: bool) -> str:
+    return f"to each peer 4 ({HEADER_INTS} + E + {'2R' if again else 'R'}) B"
 
 
 def _stage(scene: Scene) -> Pass:

@@ -59,7 +59,8 @@ class HostWindow(Window):
         reports = self._windows.plan(plans, number_of(COUNTS), number_of(RECORDS), self.timeout)
         del memory
         if counts:
-            self._note(COUNTS, reports[0], [self.group.size * 4 for _ in plans])
+            own = [self.group.size * 4 for _ in reports[0]]  # nothing is said where nothing was dropped
+            self._note(COUNTS, reports[0], own)
         record_bytes = plans[0].record_bytes
         own = [
             int(p.lists.send[rank]) * record_bytes for rank, p in zip(self.group.hosted, plans, strict=True)
