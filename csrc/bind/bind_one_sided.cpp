@@ -66,6 +66,8 @@ void bind_one_sided(py::module_& m) {
          double seconds) { return plan_on_host(windows, ranks, {counts, records, seconds}); },
       unlocked, py::arg("windows"), py::arg("ranks"), py::arg("counts_op"), py::arg("records_op"),
       py::arg("seconds"));
+  m.def("count_on_device", &count_on_device, unlocked, py::arg("world"), py::arg("steps"), py::arg("said"),
+        py::arg("op"), py::arg("seconds"), py::arg("stream"));
   m.def(
       "plan_on_device",
       [](const DeviceWorld& world, const std::vector<OneSidedPlan>& ranks, int counts, int records,

@@ -26,22 +26,13 @@ TableView table(int experts, int ranks, Address place_of_expert, Address rank_of
   return {experts, ranks, at(place_of_expert), at(rank_of_place), at(rank_begin)};
 }
 
-void count_slots(const TableView& t, const Integers& topk_idx, int tokens, int top_k, int domains,
-                 Address weights, std::tuple<int, int, int, int> stamp, Address said, Address number,
-                 Address masked, Address workspace, Stream stream) {
+CountSlots count_slots(const TableView& t, const Integers& topk_idx, int tokens, int top_k, int domains,
+                       Address weights, std::tuple<int, int, int, int> stamp, Address said, Address number,
+                       Address masked, Address workspace) {
   const auto [a, b, c, d] = stamp;
-  run(CountSlots{topk_idx,
-                 tokens,
-                 top_k,
-                 t,
-                 domains,
-                 at<float>(weights),
-                 {a, b, c, d},
-                 at(said),
-                 at(number),
-                 at<int64_t>(masked),
-                 at(workspace)},
-      stream);
+  return {topk_idx,           tokens,       top_k,    t,          domains,
+          at<float>(weights), {a, b, c, d}, at(said), at(number), at<int64_t>(masked),
+          at(workspace)};
 }
 
 void resolve_rows(const TableView& t, Address counts, int64_t stride, int alignment, int64_t capacity,
@@ -202,9 +193,11 @@ void bind_plan(py::module_& m) {
              return SentCounts{at(counts), stride, ranks, domains};
            }),
            py::kw_only(), py::arg("counts"), py::arg("stride"), py::arg("ranks"), py::arg("domains"));
-  m.def("count_slots", &count_slots, py::arg("table"), py::arg("topk_idx"), py::kw_only(), py::arg("tokens"),
-        py::arg("top_k"), py::arg("domains"), py::arg("weights"), py::arg("stamp"), py::arg("said"),
-        py::arg("number"), py::arg("masked"), py::arg("workspace"), py::arg("stream"));
+  py::class_<CountSlots>(m, "CountSlots", "One rank's slots, to be counted.")
+      .def(py::init(&count_slots), py::arg("table"), py::arg("topk_idx"), py::kw_only(), py::arg("tokens"),
+           py::arg("top_k"), py::arg("domains"), py::arg("weights"), py::arg("stamp"), py::arg("said"),
+           py::arg("number"), py::arg("masked"), py::arg("workspace"));
+  m.def("count_slots", &run<CountSlots>, py::arg("step"), py::arg("stream"));
   m.def("resolve_rows", &resolve_rows, py::arg("table"), py::kw_only(), py::arg("counts"), py::arg("stride"),
         py::arg("alignment"), py::arg("capacity"), py::arg("base"), py::arg("start"), py::arg("kept"),
         py::arg("padded"), py::arg("dropped"), py::arg("cut"), py::arg("num_rows"), py::arg("stream"));

@@ -8,21 +8,66 @@
 namespace flexep {
 namespace {
 
+/// Two CTAs a slice of a rank, as many as exchange records; two fit on a multiprocessor, so that a plan takes no more of
+/// them than its rows do.
+constexpr int kCtasOfSm = 2;
+
+struct CountLaunch {
+  LaunchedWorld world;
+  int op;
+  std::int64_t
+      spilled;  // ints of a block in global memory that stand in for shared ones; 0: they fit on the chip
+  struct Rank {
+    CountSlots step;
+    PublishArgs said;
+    int blocks;
+  } ranks[kMaxDeviceRanks];
+};
+
 struct PlanLaunch {
   LaunchedWorld world;
   OneSidedSetup setup;
   int counts_op, records_op;
-  std::int64_t
-      spilled;  // ints of a block in global memory that stand in for shared ones; 0: they fit on the chip
+  std::int64_t spilled;
   struct Rank {
     OneSidedInput in;
     int blocks;  // those of CountSlots
   } ranks[kMaxDeviceRanks];
 };
 
-/// Two CTAs a slice of a rank, as many as exchange records; two fit on a multiprocessor, so that a plan takes no more of
-/// them than its rows do.
-constexpr int kCtasOfSm = 2;
+/// All CTAs of the kernel.
+__device__ void all_meet() { cooperative_groups::this_grid().sync(); }
+
+/// A phase of a step whose blocks are dealt to a rank's CTAs.
+template <int kPhase, bool kSpills, class Step>
+__device__ void deal(const Step& step, const CtaOfRank& cta, int blocks, std::int32_t* on_chip,
+                     std::int64_t spilled) {
+  for (int block = cta.number; block < blocks; block += cta.count) {
+    std::int32_t* shared = on_chip;
+    if constexpr (kSpills) shared = step.workspace + step.workspace_ints(blocks) + block * spilled;
+    step.template phase<kPhase>(CtaBlock(block, blocks), shared);
+    __syncthreads();
+  }
+}
+
+template <bool kSpills>
+__global__ void __launch_bounds__(kPlanLanes, kCtasOfSm)
+    run_count_cta(const __grid_constant__ CountLaunch launch) {
+  extern __shared__ std::int32_t on_chip[];
+  __shared__ CtaTables tables;
+  __shared__ int said;
+  const CtaOfRank cta = CtaOfRank::of_grid(RecordTeams::ctas(launch.world.layout.shape));
+  const CountLaunch::Rank& rank = launch.ranks[cta.hosted];
+  CtaPart part(launch.world, tables, cta, PublishTeams::slice(cta.number));
+  const bool begun = part.begin(launch.op);
+  deal<0, kSpills>(rank.step, cta, rank.blocks, on_chip, launch.spilled);
+  all_meet();
+  deal<1, kSpills>(rank.step, cta, rank.blocks, on_chip, launch.spilled);
+  all_meet();
+  if (begun && cta.number == 0) part.count(play<PublishTeams>(part, launch.op, &said, rank.said), launch.op);
+  part.pass(true);
+  part.end();
+}
 
 struct alignas(OneSidedSteps) StepsMemory {
   char bytes[sizeof(OneSidedSteps)];
@@ -33,19 +78,6 @@ class PlanCta {
  public:
   __device__ PlanCta(const CtaOfRank& cta, const OneSidedSteps& steps, CtaPart& part, int* said)
       : cta_(cta), steps_(steps), part_(part), said_(said) {}
-
-  /// A phase of ResolveAndAssign: its blocks, as many as had CountSlots, are dealt to the rank's CTAs. `spilled`: ints of
-  /// a block that lie in global memory, if any do.
-  template <int kPhase, bool kSpills>
-  __device__ void assign(std::int32_t* on_chip, int blocks, std::int64_t spilled) const {
-    const ResolveAndAssign& step = steps_.assign;
-    for (int block = cta_.number; block < blocks; block += cta_.count) {
-      std::int32_t* shared = on_chip;
-      if constexpr (kSpills) shared = step.workspace + step.workspace_ints(blocks) + block * spilled;
-      step.template phase<kPhase>(CtaBlock(block, blocks), shared);
-      __syncthreads();
-    }
-  }
 
   /// Whether rows were dropped, anywhere: all ranks have seen the same counts, and none needs to be told if not.
   __device__ bool drops() const {
@@ -100,13 +132,13 @@ __global__ void __launch_bounds__(kPlanLanes, kCtasOfSm)
   const PlanLaunch::Rank& rank = launch.ranks[cta.hosted];
   if (threadIdx.x == 0) new (memory.bytes) OneSidedSteps(launch.setup, rank.in);
   CtaPart part(launch.world, tables, cta, RecordTeams::slice(cta.number));  // all have met
-  const PlanCta plan(cta, *reinterpret_cast<const OneSidedSteps*>(memory.bytes), part, &said);
-  const auto all_meet = [] { cooperative_groups::this_grid().sync(); };
+  const auto& steps = *reinterpret_cast<const OneSidedSteps*>(memory.bytes);
+  const PlanCta plan(cta, steps, part, &said);
   const bool begun = part.begin(launch.records_op);
-  plan.assign<0, kSpills>(on_chip, rank.blocks, launch.spilled);
+  deal<0, kSpills>(steps.assign, cta, rank.blocks, on_chip, launch.spilled);
   all_meet();
   const bool drops = plan.drops();
-  plan.assign<1, kSpills>(on_chip, rank.blocks, launch.spilled);
+  deal<1, kSpills>(steps.assign, cta, rank.blocks, on_chip, launch.spilled);
   plan.expect(drops, begun, launch.counts_op);
   all_meet();
   plan.exchange(begun, launch.records_op);
@@ -115,7 +147,29 @@ __global__ void __launch_bounds__(kPlanLanes, kCtasOfSm)
   part.end();
 }
 
+/// Sees to shape and shared memory: all ranks' steps have lanes alike. fill(i, blocks).
+template <class Launch, class Step, class Fill>
+void launch_blocks(void (*on_chip)(Launch), void (*spills)(Launch), Launch& launch, const DeviceWorld& world,
+                   const std::vector<Step>& steps, const Fill& fill, std::uintptr_t stream) {
+  PlanShape shape{};
+  for (std::size_t i = 0; i < steps.size(); ++i) shape = plan_shape(steps[i]), fill(i, shape.blocks);
+  launch.spilled = spilled_ints(steps.front(), shape.lanes);
+  const int ctas = RecordTeams::ctas(world.shape);
+  const std::int64_t shared = steps.front().shared_ints(shape.lanes / kWarp, shape.lanes);
+  if (launch.spilled > 0)
+    start(spills, launch, world.hosted, ctas, shape.lanes, 0, stream);
+  else
+    start(on_chip, launch, world.hosted, ctas, shape.lanes, sizeof(std::int32_t) * shared, stream);
+}
+
 }  // namespace
+
+void count_on_device(const DeviceWorld& world, const std::vector<CountSlots>& steps,
+                     const std::vector<PublishArgs>& said, int op, double seconds, std::uintptr_t stream) {
+  CountLaunch launch{launched_world(world, seconds), checked_op(op), 0, {}};
+  const auto fill = [&](std::size_t i, int blocks) { launch.ranks[i] = {steps[i], said[i], blocks}; };
+  launch_blocks(&run_count_cta<false>, &run_count_cta<true>, launch, world, steps, fill, stream);
+}
 
 void plan_on_device(const DeviceWorld& world, const std::vector<OneSidedPlan>& ranks,
                     const PlanMessages& messages, std::uintptr_t stream) {
@@ -125,20 +179,10 @@ void plan_on_device(const DeviceWorld& world, const std::vector<OneSidedPlan>& r
                     checked_op(messages.records),
                     0,
                     {}};
-  int lanes = 0;
-  std::int64_t shared = 0;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    const ResolveAndAssign step = OneSidedSteps(ranks[i].setup, ranks[i].in).assign;
-    const PlanShape shape = plan_shape(step);  // but for the blocks the same for all
-    launch.ranks[i] = {ranks[i].in, shape.blocks};
-    launch.spilled = spilled_ints(step, shape.lanes);
-    lanes = shape.lanes, shared = step.shared_ints(shape.lanes / kWarp, shape.lanes);
-  }
-  const int ctas = RecordTeams::ctas(world.shape);
-  if (launch.spilled > 0)
-    start(&run_plan_cta<true>, launch, world.hosted, ctas, lanes, 0, stream);
-  else
-    start(&run_plan_cta<false>, launch, world.hosted, ctas, lanes, sizeof(std::int32_t) * shared, stream);
+  std::vector<ResolveAndAssign> steps;
+  for (const OneSidedPlan& one : ranks) steps.push_back(OneSidedSteps(one.setup, one.in).assign);
+  const auto fill = [&](std::size_t i, int blocks) { launch.ranks[i] = {ranks[i].in, blocks}; };
+  launch_blocks(&run_plan_cta<false>, &run_plan_cta<true>, launch, world, steps, fill, stream);
 }
 
 }  // namespace flexep

@@ -1,5 +1,6 @@
 // The plan of a dispatch over windows that reach every rank, from what everybody has published to the maps of received
-// rows, in one call. On a GPU: one kernel for all hosted ranks, its two messages included.
+// rows, in one call. On a GPU: one kernel for all hosted ranks, its messages included; and one that counts and publishes
+// before it.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -29,7 +30,10 @@ struct PlanMessages {
 /// rows and it was not sent; none follows one that failed.
 std::vector<std::vector<Report>> plan_on_host(HostWindows& windows, const std::vector<OneSidedPlan>& ranks,
                                               const PlanMessages& messages);
-/// Throws as the operations of device_exec.h do.
+/// Counts slots and tells everybody what each hosted rank `said`, in one launch. These throw as the operations of
+/// device_exec.h do.
+void count_on_device(const DeviceWorld& world, const std::vector<CountSlots>& steps,
+                     const std::vector<PublishArgs>& said, int op, double seconds, std::uintptr_t stream);
 void plan_on_device(const DeviceWorld& world, const std::vector<OneSidedPlan>& ranks,
                     const PlanMessages& messages, std::uintptr_t stream);
 

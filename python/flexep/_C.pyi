@@ -32,6 +32,22 @@ class CollectArgs:
         hidden: int,
     ) -> None: ...
 
+class CountSlots:
+    def __init__(
+        self,
+        table: TableView,
+        topk_idx: Integers,
+        tokens: int,
+        top_k: int,
+        domains: int,
+        weights: int,
+        stamp: tuple[int, int, int, int],
+        said: int,
+        number: int,
+        masked: int,
+        workspace: int,
+    ) -> None: ...
+
 class DeliverArgs:
     def __init__(
         self,
@@ -269,6 +285,14 @@ def compact_rows(
     workspace: int,
     stream: int | None,
 ) -> None: ...
+def count_on_device(
+    world: DeviceWorld,
+    steps: collections.abc.Sequence[CountSlots],
+    said: collections.abc.Sequence[PublishArgs],
+    op: int,
+    seconds: float,
+    stream: int,
+) -> None: ...
 def count_peers(
     sent: SentCounts,
     tokens: int,
@@ -286,20 +310,7 @@ def count_peers(
     relay_base: int,
     stream: int | None,
 ) -> None: ...
-def count_slots(
-    table: TableView,
-    topk_idx: Integers,
-    tokens: int,
-    top_k: int,
-    domains: int,
-    weights: int,
-    stamp: tuple[int, int, int, int],
-    said: int,
-    number: int,
-    masked: int,
-    workspace: int,
-    stream: int | None,
-) -> None: ...
+def count_slots(step: CountSlots, stream: int | None) -> None: ...
 def dequantize_rows(
     out: int,
     out_dtype: int,

@@ -44,7 +44,11 @@ MUTANTS = {
     ),
     "unused positions keep old tokens": ("plan/send_order.h", "send_token[i] = -1;", "(void)i;"),
     "unused records keep old words": ("plan/send_order.h", "      records.clear(i);", ""),
-    "a slot has a position of its first owner alone": ("plan/send_order.h", " && its == owner) send", ") send"),
+    "a slot has a position of its first owner alone": (
+        "plan/send_order.h",
+        " && its == owner) send",
+        ") send",
+    ),
     "a row's lists keep old words": ("plan/send_order.h", "k >= owners_here", "k > owners_here"),
     "a record is written for the owners of another lane": (
         "plan/records.h",

@@ -7,7 +7,6 @@ positions. On a CUDA tensor every step is enqueued on the current stream and not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +26,8 @@ class Counted:
     """One rank's slots, counted.
 
     topk_idx [T, K]: as it came. said: what the rank publishes: how many ids and weights are wrong, the stamp, then
-    slots per place [E], distinct tokens per rank [R] and per domain [D]. The rest is for `assign_rows`.
+    slots per place [E], distinct tokens per rank [R] and per domain [D]. The rest is for `assign_rows`. All of them are
+    undefined until `step` has run, which needs `weights`.
     """
 
     topk_idx: torch.Tensor
@@ -35,11 +35,13 @@ class Counted:
     number: torch.Tensor
     place_counts: torch.Tensor
     domains: int
+    step: _C.CountSlots
+    weights: torch.Tensor | None
 
     @property
     def native_idx(self) -> _C.Integers:
         """The expert ids for the compiled module."""
-        return _C.Integers(self.topk_idx.data_ptr(), self.topk_idx.dtype == torch.int64)
+        return _native_idx(self.topk_idx)
 
 
 @dataclass(frozen=True)
@@ -87,14 +89,19 @@ class Assigned:
     meta: torch.Tensor | None
 
 
+def _native_idx(topk_idx: torch.Tensor) -> _C.Integers:
+    return _C.Integers(topk_idx.data_ptr(), topk_idx.dtype == torch.int64)
+
+
 def count_slots(
     topk_idx_TK: torch.Tensor,
     table: PlanTable,
     *,
     domains: int = 0,
     weights_TK: torch.Tensor | None = None,
-    stamp: Sequence[int] = (0, 0, 0, 0),
+    stamp: tuple[int, int, int, int] = (0, 0, 0, 0),
     masked: torch.Tensor | None = None,
+    later: bool = False,
 ) -> Counted:
     """Counts one rank's slots, and says so.
 
@@ -103,6 +110,7 @@ def count_slots(
         domains: D, whose distinct tokens are counted too; 0: none.
         weights_TK: fp32 [T, K], of which each NaN counts as wrong. stamp: what else to say.
         masked: int64 scalar to which the number of wrong ones is added.
+        later: leaves the step to who runs it with others.
     """
     if topk_idx_TK.dim() != 2:
         raise ArgumentError("topk_idx", tuple(topk_idx_TK.shape), "2 dimensions")
@@ -112,14 +120,15 @@ def count_slots(
     E, R = table.num_experts, table.num_ranks
     lengths = (HEADER_INTS + E + R + domains, T * K, workspace_ints(E, R, device))
     said, number, place_counts = carve(device, *lengths)
-    out = Counted(topk_idx_TK, said, number, place_counts, domains)
     weights_TK = None if weights_TK is None else weights_TK.contiguous()
-    run_native(
-        _C.count_slots, device, table.view(device), out.native_idx, tokens=T, top_k=K, domains=domains,
-        weights=address(weights_TK), stamp=stamp, said=said.data_ptr(), number=number.data_ptr(),
-        masked=address(masked), workspace=place_counts.data_ptr(),
+    step = _C.CountSlots(
+        table.view(device), _native_idx(topk_idx_TK), tokens=T, top_k=K, domains=domains, weights=address(weights_TK),
+        stamp=stamp, said=said.data_ptr(), number=number.data_ptr(), masked=address(masked),
+        workspace=place_counts.data_ptr(),
     )  # fmt: skip
-    return out
+    if not later:
+        run_native(_C.count_slots, device, step)
+    return Counted(topk_idx_TK, said, number, place_counts, domains, step, weights_TK)
 
 
 def resolve(counts_RE: torch.Tensor, table: PlanTable, alignment: int, capacity_rows: int | None) -> Resolved:

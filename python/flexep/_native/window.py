@@ -16,6 +16,7 @@ import torch
 from flexep._native._load import _C
 from flexep._native.one_sided_plan import RankPlan
 from flexep._native.operands import CODES, address, enqueue
+from flexep._native.plan import Counted
 from flexep.errors import ArgumentError, WindowBroken, WindowBusy
 
 Report = _C.Report  # what one operation did on one rank
@@ -247,6 +248,13 @@ class DeviceWindows:
     ) -> None:
         """See HostWindows."""
         self._enqueue(_C.device_publish, _publish_args(ints, all_ints), op, seconds)
+
+    def count_and_publish(
+        self, counted: Sequence[Counted], all_ints: Sequence[torch.Tensor], op: int, seconds: float
+    ) -> None:
+        """Runs the steps, and publishes what they say."""
+        said = _publish_args([one.said for one in counted], all_ints)
+        self._enqueue(_C.count_on_device, [one.step for one in counted], said, op, seconds)
 
     def exchange_records(
         self,

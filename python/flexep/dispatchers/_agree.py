@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -36,16 +36,16 @@ def stamp(call: str, num_tokens: int, bits: int, registered: bool) -> tuple[int,
 
 
 def exchange_headers(
-    collectives: Collectives, call: str, said: Sequence[torch.Tensor], read: bool
+    collectives: Collectives, call: str, gather: Callable[[str], list[torch.Tensor]], read: bool
 ) -> Published:
-    """Gathers what every rank says, int32 [n] with the same n in every call, so that ranks in different calls meet
-    here too: a header {how much is wrong, stamp}, and counts. With `read`, checks the headers on the host (one host
-    wait).
+    """What every rank says, int32 [n] with the same n in every call, so that ranks in different calls meet here too:
+    a header {how much is wrong, stamp}, and counts. gather(op) brings it. With `read`, checks the headers on the host
+    (one host wait).
 
     Raises PeerRefused when another rank refused its arguments, CollectiveMismatch when calls differ. A rank
     that itself refused finds its own rank in PeerRefused.refused and raises its own error instead.
     """
-    gathered = collectives.gather_ints(said, f"{call}.header")[0]
+    gathered = gather(f"{call}.header")[0]
     if not read:
         return Published(gathered, None, None, None)
     host = collectives.to_host(gathered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,14 +32,14 @@ class Calls:
         self.group = backend.group
         self.config: DispatcherConfig = backend.config
         self.dispatcher_id = dispatcher_id
-        # int64 scalar that captured dispatches add to as well.
+        # int64, of each hosted rank, to which captured dispatches add as well.
         self._masked: torch.Tensor | None = None
         if self.group.device.type == "cuda":
-            self._masked = torch.zeros((), dtype=torch.int64, device=self.group.device)
+            self._masked = torch.zeros(len(self.group.hosted), dtype=torch.int64, device=self.group.device)
 
     def masked_ids(self) -> int:
         """Expert ids that dispatches have masked. Waits for the device."""
-        return 0 if self._masked is None else int(self._masked)
+        return 0 if self._masked is None else int(self._masked.sum())
 
     def _may_wait(self) -> bool:
         """Whether a call may look at values, and ranks agree on it, where nothing forces it to wait."""
@@ -92,15 +93,16 @@ class Calls:
         if error is not None:
             if self.group.is_local or not read:
                 raise error
-            self._exchange("dispatch", [self._said("dispatch", error, 0)], error)
+            self._exchange("dispatch", self._saying("dispatch", error, 0), error)
         bits, counted = _bits(xs, weights), []
         for i, idx in enumerate(idxs):
             judged = weights[i] if weights is not None and read else None
             said = stamp("dispatch", idx.shape[0], bits, self.backend.in_window(i, xs[i]))
             # Ids are judged where they are, and the answer travels with the counts.
-            counted.append(self.backend.count(idx, judged, said, None if read else self._masked))
+            masked = None if read or self._masked is None else self._masked[i]
+            counted.append(self.backend.count(idx, judged, said, masked))
         return counted, self._exchange(
-            "dispatch", [one.said for one in counted], None, self._each(check_values), read=read
+            "dispatch", partial(self.backend.tell, counted), None, self._each(check_values), read=read
         )
 
     def cached_dispatch(
@@ -165,12 +167,12 @@ class Calls:
                 raise error
             return [self.backend.in_window(i, x) for i, x in enumerate(xs)] if self.group.is_local else None
         in_window = error is None and any(self.backend.in_window(0, x) for x in xs)
-        return self._exchange(call, [self._said(call, error, bits, in_window)], error).registered
+        return self._exchange(call, self._saying(call, error, bits, in_window), error).registered
 
     def _exchange(
         self,
         call: str,
-        said: list[torch.Tensor],
+        gather: Callable[[str], list[torch.Tensor]],
         error: FlexEPError | None,
         find_error: Callable[[], None] | None = None,
         *,
@@ -178,7 +180,7 @@ class Calls:
     ) -> Published:
         """Exchanges headers. A rank that refused raises its own error: `error`, or what `find_error` finds."""
         try:
-            return exchange_headers(self.backend.collectives, call, said, read)
+            return exchange_headers(self.backend.collectives, call, gather, read)
         except PeerRefused as refused:
             if error is not None:
                 raise error from None
@@ -186,12 +188,14 @@ class Calls:
                 find_error()
             raise
 
-    def _said(self, call: str, error: FlexEPError | None, bits: int, in_window: bool = False) -> torch.Tensor:
-        """What a rank says that brings no tokens, as long as what those say that do."""
+    def _saying(
+        self, call: str, error: FlexEPError | None, bits: int, in_window: bool = False
+    ) -> Callable[[str], list[torch.Tensor]]:
+        """Tells what a rank says that brings no tokens, as long as what those say that do."""
         said = torch.zeros(self.backend.said_ints, dtype=torch.int32, device=self.group.device)
         header = (int(error is not None), *stamp(call, 0, 0 if error else bits, in_window))
         said[: len(header)] = torch.tensor(header, dtype=torch.int32)
-        return said
+        return partial(self.backend.collectives.gather_ints, [said])
 
 
 def _bits(rows: Sequence[Any], weights: Sequence[Any] | None) -> int:

@@ -60,7 +60,7 @@ class AllGather(CollectiveBackend):
         self,
         topk_idx: torch.Tensor,
         weights: torch.Tensor | None,
-        stamp: Sequence[int],
+        stamp: tuple[int, int, int, int],
         masked: torch.Tensor | None,
     ) -> Counted:
         counted = super().count(topk_idx, weights, stamp, masked)

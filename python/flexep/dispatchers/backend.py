@@ -88,13 +88,23 @@ class Backend(ABC):
         self,
         topk_idx: torch.Tensor,
         weights: torch.Tensor | None,
-        stamp: Sequence[int],
+        stamp: tuple[int, int, int, int],
         masked: torch.Tensor | None,
     ) -> Counted:
-        """Counts the slots of one rank; see `count_slots`. Its `said` are the integers to tell."""
+        """Counts the slots of one rank, or leaves that to `tell`; see `count_slots`."""
         return count_slots(
-            topk_idx, self.table, domains=self.domains, weights_TK=weights, stamp=stamp, masked=masked
-        )
+            topk_idx, self.table, domains=self.domains, weights_TK=weights, stamp=stamp, masked=masked,
+            later=self.counts_later,
+        )  # fmt: skip
+
+    @property
+    def counts_later(self) -> bool:
+        """Whether `tell` counts."""
+        return False
+
+    def tell(self, counted: Sequence[Counted], op: str) -> list[torch.Tensor]:
+        """What every rank says of its slots, int32 [R, said_ints], on every hosted rank."""
+        return self.collectives.gather_ints([one.said for one in counted], op)
 
     @abstractmethod
     def plan(

@@ -77,6 +77,13 @@ class OneSidedBackend(Backend):
     def said_ints(self) -> int:
         return HEADER_INTS + self.table.num_experts + self.config.num_ranks + self.domains
 
+    @property
+    def counts_later(self) -> bool:
+        return self.window.counts
+
+    def tell(self, counted: Sequence[Counted], op: str) -> list[torch.Tensor]:
+        return self.window.publish_counted(counted, op)
+
     def plan(
         self, counted: Sequence[Counted], topk_weights: Tensors | None, published: Published
     ) -> list[Planned]:

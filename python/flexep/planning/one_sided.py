@@ -21,7 +21,8 @@ def deepep(scene: Scene) -> Pattern:
     handshakes = 3 + again  # header, counts of kept rows, metadata, rows
     dispatch = _dispatch(
         scene, rows, metadata, out, handshakes,
-        "distinct (token, destination rank) pairs, own rank not counted", f"{_said(scene, again)}, and 4 (1 + 2K) B a row",
+        "distinct (token, destination rank) pairs, own rank not counted",
+        f"{_said(scene, again)}, and 4 (1 + 2K) B a row",
     )  # fmt: skip
     combine = _combine(scene, rows, [*back, scene.final_reduce()], 1)
     return Pattern(dispatch, combine, _memory(scene, scene.R))
@@ -33,7 +34,9 @@ def hybridep(scene: Scene) -> Pattern:
         return deepep(scene)
     rows = by_rail(scene.topology, scene.load.crossing_RR, scene.load.crossing_RD)
     rail_meta = 4 * (1 + 3 * scene.K)  # also the index in the domain of each slot
-    metadata = _published(scene, scene.topology.domains, scene.static).plus(rows.times(scene.slot_meta, rail_meta))
+    metadata = _published(scene, scene.topology.domains, scene.static).plus(
+        rows.times(scene.slot_meta, rail_meta)
+    )
     forward = "write every row that came over the rail, read it to forward it"
     out = [Pass("relay", 2 * rows.rail_recv * scene.wire, forward), _stage(scene), _place(scene)]
     back = [] if scene.flat else [scene.expert_reduce(scene.received_R)]
@@ -45,8 +48,8 @@ def hybridep(scene: Scene) -> Pattern:
     dispatch = _dispatch(
         scene, rows, metadata, out, handshakes,
         "rail: distinct (token, remote domain) pairs; link: distinct (token, rank) pairs, from the relay",
-        f"{_said(scene, scene.static)} and {'8' if scene.static else '4'} D B; a row 4 (1 + 2K) B on the link, 4 (1 + 3K) B on the "
-        "rail",
+        f"{_said(scene, scene.static)} and {'8' if scene.static else '4'} D B; a row 4 (1 + 2K) B on the link, "
+        "4 (1 + 3K) B on the rail",
     )  # fmt: skip
     return Pattern(dispatch, _combine(scene, rows, back, 2), _memory(scene, scene.S))
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 import torch
 
 from flexep._native.one_sided_plan import RankPlan
+from flexep._native.plan import Counted
 from flexep._native.window import Collect, Deliver, DeviceWindows, WindowShape
 from flexep.group import Group
 from flexep.transport._window import COUNTS, RECORDS, Window, count, number_of, record_bytes_of
@@ -33,12 +34,23 @@ class DeviceWindow(Window):
         told = None if group.is_local else self._windows
         self._leave = weakref.finalize(self, _leave, told, memory, group.device, os.getpid())
 
+    counts = True
+
     def publish(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
-        self._check_board(ints)
-        self._begin(op, 0)
-        out = [one.new_empty((self.group.size, one.numel())) for one in ints]
+        out = self._board(ints, op)
         self._windows.publish(ints, out, number_of(op), self.timeout)
         return out
+
+    def publish_counted(self, counted: Sequence[Counted], op: str) -> list[torch.Tensor]:
+        out = self._board([one.said for one in counted], op)
+        self._windows.count_and_publish(counted, out, number_of(op), self.timeout)
+        return out
+
+    def _board(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
+        """Begins a publication: where everybody's integers go."""
+        self._check_board(ints)
+        self._begin(op, 0)
+        return [one.new_empty((self.group.size, one.numel())) for one in ints]
 
     def exchange_records(
         self,
