@@ -64,7 +64,8 @@ struct CtaOfRank {
   }
 };
 
-/// One CTA's part of the operations of a kernel: whose they are, and of which slice.
+/// One CTA's part of the operations of a kernel: whose they are, and of which slice. Its tables are there once it has
+/// begun.
 class CtaPart {
  public:
   __device__ CtaPart(const LaunchedWorld& world, CtaTables& tables, const CtaOfRank& cta, int slice)
@@ -79,7 +80,6 @@ class CtaPart {
          rank += static_cast<int>(blockDim.x))
       tables.windows[rank] = world.windows[rank];
     if (threadIdx.x == blockDim.x - 1) new (tables.layout) WindowLayout(world.layout.of_slice(slice));
-    __syncthreads();
   }
 
   __device__ const WindowLayout& layout() const {
@@ -99,7 +99,7 @@ class CtaPart {
   /// Once, by all threads: false, and the window has stopped, if this CTA of another kernel still runs.
   __device__ bool begin(int op) {
     __shared__ int said;
-    if (begin_cta(state_, cta_.number, &said)) return true;
+    if (begin_cta(state_, cta_.number, &said)) return true;  // all have met
     if (threadIdx.x < 32) {
       OneWarp one;
       const Operation refused = operation(op);
@@ -192,10 +192,10 @@ void start(void (*kernel)(Launch), const Launch& launch, int hosted, int ctas, i
            std::size_t shared, std::uintptr_t stream) {
   if (ctas > DeviceState::kMaxCtas)
     throw Error(std::to_string(ctas) + " CTAs of a rank: at most " + std::to_string(DeviceState::kMaxCtas));
-  Launch copy = launch;
-  void* params[] = {&copy};
+  void* params[] = {const_cast<Launch*>(&launch)};  // is read alone
   const auto* const function = reinterpret_cast<const void*>(kernel);
-  if (shared > 0)
+  constexpr std::size_t kWithoutAsking = 48 * 1024;
+  if (shared > kWithoutAsking)
     cuda_check(
         cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
         "shared memory of a one-sided launch");

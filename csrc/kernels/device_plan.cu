@@ -38,13 +38,19 @@ struct PlanLaunch {
 /// All CTAs of the kernel.
 __device__ void all_meet() { cooperative_groups::this_grid().sync(); }
 
+template <bool kSpills, class Step>
+__device__ std::int32_t* shared_of(const Step& step, int block, int blocks, std::int32_t* on_chip,
+                                   std::int64_t spilled) {
+  if constexpr (kSpills) return step.workspace + step.workspace_ints(blocks) + block * spilled;
+  return on_chip;
+}
+
 /// A phase of a step whose blocks are dealt to a rank's CTAs.
 template <int kPhase, bool kSpills, class Step>
 __device__ void deal(const Step& step, const CtaOfRank& cta, int blocks, std::int32_t* on_chip,
                      std::int64_t spilled) {
   for (int block = cta.number; block < blocks; block += cta.count) {
-    std::int32_t* shared = on_chip;
-    if constexpr (kSpills) shared = step.workspace + step.workspace_ints(blocks) + block * spilled;
+    std::int32_t* const shared = shared_of<kSpills>(step, block, blocks, on_chip, spilled);
     step.template phase<kPhase>(CtaBlock(block, blocks), shared);
     __syncthreads();
   }
@@ -62,61 +68,71 @@ __global__ void __launch_bounds__(kPlanLanes, kCtasOfSm)
   const bool begun = part.begin(launch.op);
   deal<0, kSpills>(rank.step, cta, rank.blocks, on_chip, launch.spilled);
   all_meet();
-  deal<1, kSpills>(rank.step, cta, rank.blocks, on_chip, launch.spilled);
-  all_meet();
-  if (begun && cta.number == 0) part.count(play<PublishTeams>(part, launch.op, &said, rank.said), launch.op);
+  if (cta.number == 0) {  // by one CTA, which then need not wait for others before it tells
+    std::int32_t* const shared = shared_of<kSpills>(rank.step, 0, rank.blocks, on_chip, launch.spilled);
+    rank.step.add_blocks(CtaBlock(0, rank.blocks), 0, 1, shared);
+    __syncthreads();
+    if (begun) part.count(play<PublishTeams>(part, launch.op, &said, rank.said), launch.op);
+  }
   part.pass(true);
   part.end();
 }
 
-struct alignas(OneSidedSteps) StepsMemory {
-  char bytes[sizeof(OneSidedSteps)];
-};
-
-/// One CTA of a rank's plan.
+/// One CTA of a rank's plan. Each part makes its steps anew from the launch's constants, which no store can change: the
+/// compiler then knows that they point to global memory, and keeps what it has loaded.
 class PlanCta {
  public:
-  __device__ PlanCta(const CtaOfRank& cta, const OneSidedSteps& steps, CtaPart& part, int* said)
-      : cta_(cta), steps_(steps), part_(part), said_(said) {}
+  __device__ PlanCta(const PlanLaunch& launch, const CtaOfRank& cta, CtaPart& part, int* said)
+      : launch_(launch), cta_(cta), part_(part), said_(said) {}
+
+  template <int kPhase, bool kSpills>
+  __device__ void assign(std::int32_t* on_chip) const {
+    deal<kPhase, kSpills>(steps().assign, cta_, rank().blocks, on_chip, launch_.spilled);
+  }
 
   /// Whether rows were dropped, anywhere: all ranks have seen the same counts, and none needs to be told if not.
   __device__ bool drops() const {
-    if (steps_.assign.resolve.capacity < 0) return false;
+    const ResolveRows layout = steps().assign.resolve;
+    if (layout.capacity < 0) return false;
     bool some = false;
-    for (int p = static_cast<int>(threadIdx.x); p < steps_.assign.table.experts;
-         p += static_cast<int>(blockDim.x))
-      some |= steps_.assign.resolve.dropped[p] != 0;
+    for (int p = static_cast<int>(threadIdx.x); p < layout.table.experts; p += static_cast<int>(blockDim.x))
+      some |= layout.dropped[p] != 0;
     return __syncthreads_or(some) != 0;
   }
 
   /// Rows cleared by all; what goes between peers by one CTA. If rows were dropped that is the CTA of the first block,
   /// which has counted what was kept, and tells it.
-  __device__ void expect(bool drops, bool may_tell, int op) const {
-    steps_.expect.rows.template phase<0>(CtaBlock(cta_.number, cta_.count), nullptr);
+  __device__ void expect(bool drops, bool may_tell) const {
+    const OneSidedSteps steps = this->steps();
+    steps.expect.rows.template phase<0>(CtaBlock(cta_.number, cta_.count), nullptr);
     if (cta_.number == (drops ? 0 : cta_.count - 1)) {
+      if (drops && may_tell)
+        part_.count(play<PublishTeams>(part_, launch_.counts_op, said_, steps.counts), launch_.counts_op);
       __syncthreads();
-      if (drops && may_tell) part_.count(play<PublishTeams>(part_, op, said_, steps_.counts), op);
-      __syncthreads();
-      PeerCounts peers = steps_.expect.peers;
-      if (drops) peers.sent = steps_.kept;
+      PeerCounts peers = steps.expect.peers;
+      if (drops) peers.sent = steps.kept;
       peers.template phase<0>(CtaBlock(0, 1), nullptr);
     }
     if (drops) part_.pass(true);
   }
 
   /// What this rank was not told it must not read by.
-  __device__ void exchange(bool may_tell, int op) const {
-    if (may_tell && !part_.stopped()) part_.count(play<RecordTeams>(part_, op, said_, steps_.records), op);
+  __device__ void exchange(bool may_tell) const {
+    if (may_tell && !part_.stopped())
+      part_.count(play<RecordTeams>(part_, launch_.records_op, said_, steps().records), launch_.records_op);
     part_.pass(false);
   }
 
   __device__ void receive() const {
-    steps_.receive.template phase<0>(CtaBlock(cta_.number, cta_.count), nullptr);
+    steps().receive.template phase<0>(CtaBlock(cta_.number, cta_.count), nullptr);
   }
 
  private:
+  __device__ const PlanLaunch::Rank& rank() const { return launch_.ranks[cta_.hosted]; }
+  __device__ OneSidedSteps steps() const { return {launch_.setup, rank().in}; }
+
+  const PlanLaunch& launch_;
   const CtaOfRank cta_;
-  const OneSidedSteps& steps_;  // in shared memory
   CtaPart& part_;
   int* said_;
 };
@@ -126,22 +142,18 @@ __global__ void __launch_bounds__(kPlanLanes, kCtasOfSm)
     run_plan_cta(const __grid_constant__ PlanLaunch launch) {
   extern __shared__ std::int32_t on_chip[];
   __shared__ CtaTables tables;
-  __shared__ StepsMemory memory;
   __shared__ int said;
   const CtaOfRank cta = CtaOfRank::of_grid(RecordTeams::ctas(launch.world.layout.shape));
-  const PlanLaunch::Rank& rank = launch.ranks[cta.hosted];
-  if (threadIdx.x == 0) new (memory.bytes) OneSidedSteps(launch.setup, rank.in);
-  CtaPart part(launch.world, tables, cta, RecordTeams::slice(cta.number));  // all have met
-  const auto& steps = *reinterpret_cast<const OneSidedSteps*>(memory.bytes);
-  const PlanCta plan(cta, steps, part, &said);
+  CtaPart part(launch.world, tables, cta, RecordTeams::slice(cta.number));
+  const PlanCta plan(launch, cta, part, &said);
   const bool begun = part.begin(launch.records_op);
-  deal<0, kSpills>(steps.assign, cta, rank.blocks, on_chip, launch.spilled);
+  plan.assign<0, kSpills>(on_chip);
   all_meet();
   const bool drops = plan.drops();
-  deal<1, kSpills>(steps.assign, cta, rank.blocks, on_chip, launch.spilled);
-  plan.expect(drops, begun, launch.counts_op);
+  plan.assign<1, kSpills>(on_chip);
+  plan.expect(drops, begun);
   all_meet();
-  plan.exchange(begun, launch.records_op);
+  plan.exchange(begun);
   all_meet();
   plan.receive();
   part.end();

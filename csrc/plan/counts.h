@@ -46,7 +46,27 @@ struct CountSlots {
     if constexpr (kPhase == 0)
       count_block(team, shared);
     else
-      add_blocks(team, shared);
+      add_blocks(team, team.block(), team.blocks(), shared);
+  }
+
+  /// What phase 1 does of the `part`-th of `parts` ranges of keys, by one of as many blocks as had phase 0.
+  template <class Team>
+  FLEXEP_HD void add_blocks(const Team& team, int part, int parts, int32_t* shared) const {
+    if (part == 0 && team.rank() == 0)
+      for (int i = 0; i < kStamp; ++i) said[1 + i] = stamp[i];
+    const auto [begin, end] = Share(keys(), part, parts);
+    if (begin == end) return;
+    int32_t *const total = shared, *const scratch = shared + keys();
+    const BlockCounts blocks{workspace + begin, team.blocks(), keys(), end - begin};
+    blocks.sum(team, team.blocks(), total, nullptr, scratch);
+    for (int i = team.rank(); i < end - begin; i += team.size()) {
+      if (begin + i + 1 < keys()) {
+        said[kHeader + begin + i] = total[i];
+        continue;
+      }
+      said[0] = total[i];
+      if (masked) *masked += total[i];
+    }
   }
 
  private:
@@ -91,26 +111,6 @@ struct CountSlots {
       const int p = valid ? place(topk_idx[i]) : -1;
       if (p >= 0) number[i] += places.below(team, p);
     });
-  }
-
-  template <class Team>
-  FLEXEP_HD void add_blocks(const Team& team, int32_t* shared) const {
-    if (team.block() == 0 && team.rank() == 0)
-      for (int i = 0; i < kStamp; ++i) said[1 + i] = stamp[i];
-    const int begin = static_cast<int>(static_cast<int64_t>(keys()) * team.block() / team.blocks());
-    const int end = static_cast<int>(static_cast<int64_t>(keys()) * (team.block() + 1) / team.blocks());
-    if (begin == end) return;
-    int32_t *const total = shared, *const scratch = shared + keys();
-    const BlockCounts blocks{workspace + begin, team.blocks(), keys(), end - begin};
-    blocks.sum(team, team.blocks(), total, nullptr, scratch);
-    for (int i = team.rank(); i < end - begin; i += team.size()) {
-      if (begin + i + 1 < keys()) {
-        said[kHeader + begin + i] = total[i];
-        continue;
-      }
-      said[0] = total[i];
-      if (masked) *masked += total[i];
-    }
   }
 };
 

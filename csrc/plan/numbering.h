@@ -123,14 +123,13 @@ struct BlockCounts {
 
   FLEXEP_HD Sums sum_column(int key, int part, int parts, int row) const {
     constexpr int kBatch = 16;  // loads in flight
-    const int begin = static_cast<int>(static_cast<int64_t>(rows) * part / parts);
-    const int end = static_cast<int>(static_cast<int64_t>(rows) * (part + 1) / parts);
+    const Share mine(rows, part, parts);
     Sums sums{0, 0};
-    for (int first = begin; first < end; first += kBatch) {
+    for (int first = mine.begin; first < mine.end; first += kBatch) {
       const int32_t* const here = counts + static_cast<int64_t>(first) * stride + key;
       int32_t n[kBatch];
       FLEXEP_UNROLL
-      for (int j = 0; j < kBatch; ++j) n[j] = first + j < end ? here[j * stride] : 0;
+      for (int j = 0; j < kBatch; ++j) n[j] = first + j < mine.end ? here[j * stride] : 0;
       FLEXEP_UNROLL
       for (int j = 0; j < kBatch; ++j) {
         sums.total += n[j];

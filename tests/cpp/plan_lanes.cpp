@@ -331,7 +331,7 @@ Ints plan_one(const World& w, Shape shape) {
 
 int main() {
   std::mt19937 random(7);
-  const Shape shapes[] = {{1, 1, 5}, {6, 1, 4}, {1, 3, 4}, {2, 2, 5}};  // a token has at most as many slots
+  const Shape shapes[] = {{1, 1, 4}, {5, 1, 4}, {1, 3, 4}, {2, 2, 4}};  // a token has at most as many slots
   for (int number = 0; number < 12; ++number) {
     const World world(random);
     for (const auto plan : {plan_ranks, plan_one}) {

@@ -52,7 +52,7 @@ MUTANTS = {
     "a row's lists keep old words": ("plan/send_order.h", "k >= owners_here", "k > owners_here"),
     "a record is written for the owners of another lane": (
         "plan/records.h",
-        "here = team.warp_get(first, writer)",
+        "here = team.warp_get(first, lowest_bit(writers))",
         "here = first",
     ),
     "slots of lower warps are forgotten": (
