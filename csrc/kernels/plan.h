@@ -9,7 +9,7 @@
 //            one dependent load (id), one shared read, two stores
 // About 3 + 4 us. A block of more slots reads fewer rows of counts but stores more (an SM takes about one scattered
 // store a cycle); at 1024 slots a block the two are equal. More blocks than kCountingBlocks cost more to add up than
-// they save. A grid barrier instead of the second launch would save about 1 us, and ask that all blocks be resident.
+// they save. Over windows the phases of several steps share a kernel, a grid barrier between them: device_plan.cu.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -85,6 +85,18 @@ def test_slices_side_by_side_move_the_same_rows(
             assert moved.remote_rows == 2 * floor.remote_rows
 
 
+@pytest.mark.parametrize(("capacity", "drops"), [(4.0, False), (60, True)])
+def test_what_was_kept_is_told_only_where_rows_were_dropped(capacity: float, drops: bool) -> None:
+    ranks = 3
+    ep = flexep.Dispatcher(
+        flexep.Group.local(ranks), backend="deepep", capacity=capacity, alignment=1, overflow="drop", **SHAPE
+    )
+    received = ep.dispatch(*inputs(ranks))
+    assert any(bool(r.dropped.any()) for r in received) == drops
+    said = ep.traffic["dispatch.counts"]
+    assert (said.calls, said.remote_bytes) == (1, drops * ranks * (ranks - 1) * 4 * ranks)
+
+
 @pytest.mark.parametrize("backend", WINDOWED)
 def test_zero_copy_input_lies_in_the_window_and_gives_the_same_rows(backend: str) -> None:
     group = flexep.Group.local(4)

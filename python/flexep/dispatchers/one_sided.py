@@ -32,6 +32,7 @@ from flexep.dispatchers.backend import (
 from flexep.errors import ArgumentError
 from flexep.group import Group
 from flexep.indexing import take_rows
+from flexep.transport.device_window import DeviceWindow
 from flexep.transport.window import WindowCollectives, make_window
 from flexep.types import MemoryPlan, OneSided, Route
 
@@ -79,10 +80,12 @@ class OneSidedBackend(Backend):
 
     @property
     def counts_later(self) -> bool:
-        return self.window.counts
+        return isinstance(self.window, DeviceWindow)
 
     def tell(self, counted: Sequence[Counted], op: str) -> list[torch.Tensor]:
-        return self.window.publish_counted(counted, op)
+        if isinstance(self.window, DeviceWindow):
+            return self.window.count_and_publish(counted, op)
+        return super().tell(counted, op)
 
     def plan(
         self, counted: Sequence[Counted], topk_weights: Tensors | None, published: Published

@@ -14,7 +14,6 @@ import torch
 
 from flexep._native import window as native
 from flexep._native.one_sided_plan import RankPlan
-from flexep._native.plan import Counted
 from flexep._native.window import Collect, Deliver, WindowShape
 from flexep.errors import (
     ArgumentError,
@@ -68,15 +67,6 @@ class Window(ABC):
     def publish(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
         """Contiguous int32 [n] of every rank, n at most `shape.board_ints` -> [R, n] on every rank."""
 
-    @property
-    @abstractmethod
-    def counts(self) -> bool:
-        """Whether `publish_counted` counts too; if not, who calls it has done so."""
-
-    @abstractmethod
-    def publish_counted(self, counted: Sequence[Counted], op: str) -> list[torch.Tensor]:
-        """What every rank says of its slots -> [R, n] on every rank."""
-
     @abstractmethod
     def exchange_records(
         self,
@@ -93,7 +83,10 @@ class Window(ABC):
 
     @abstractmethod
     def plan(self, plans: Sequence[RankPlan], counts: bool) -> None:
-        """Runs one plan for each hosted rank and its messages: "dispatch.counts", if `counts`, and "dispatch.meta"."""
+        """Runs one plan for each hosted rank and its messages: "dispatch.counts", if `counts`, and "dispatch.meta".
+
+        Where no rank has dropped rows the first says nothing, and is counted as a call all the same.
+        """
 
     @abstractmethod
     def deliver(self, args: Sequence[Deliver], op: str) -> None:

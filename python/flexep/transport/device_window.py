@@ -34,14 +34,13 @@ class DeviceWindow(Window):
         told = None if group.is_local else self._windows
         self._leave = weakref.finalize(self, _leave, told, memory, group.device, os.getpid())
 
-    counts = True
-
     def publish(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
         out = self._board(ints, op)
         self._windows.publish(ints, out, number_of(op), self.timeout)
         return out
 
-    def publish_counted(self, counted: Sequence[Counted], op: str) -> list[torch.Tensor]:
+    def count_and_publish(self, counted: Sequence[Counted], op: str) -> list[torch.Tensor]:
+        """Counts the slots of every hosted rank, and publishes what is said of them."""
         out = self._board([one.said for one in counted], op)
         self._windows.count_and_publish(counted, out, number_of(op), self.timeout)
         return out

@@ -12,7 +12,6 @@ import torch
 
 from flexep._native import window as native
 from flexep._native.one_sided_plan import RankPlan
-from flexep._native.plan import Counted
 from flexep._native.window import Collect, Deliver, HostWindows, WindowShape
 from flexep.group import Group
 from flexep.transport._window import COUNTS, RECORDS, Window, count, number_of, record_bytes_of
@@ -41,11 +40,6 @@ class HostWindow(Window):
         out = [torch.empty((self.group.size, one.numel()), dtype=torch.int32) for one in ints]
         self._run(op, partial(self._windows.publish, ints, out), [one.numel() * 4 for one in ints])
         return out
-
-    counts = False
-
-    def publish_counted(self, counted: Sequence[Counted], op: str) -> list[torch.Tensor]:
-        return self.publish([one.said for one in counted], op)
 
     def exchange_records(
         self,
