@@ -45,7 +45,7 @@ FLEXEP_HD Status push_partials(Crew& crew, const CollectArgs& args, Row& row) {
   const Arrivals& list = args.arrivals;
   for (int chunk = 0, most = most_chunks(args.tokens_of, R, cut); chunk < most; ++chunk) {
     for (int step = 0; step < R; ++step) {
-      const int home = (me + step) % R;
+      const int home = (me + 1 + step) % R;  // my own last: others wait longer for what travels
       if (chunk >= cut.chunks(args.tokens_of[home])) continue;
       const PushTo to = push_to(layout.shape.topology, me, home);
       const Status status = crew.step(

@@ -15,21 +15,29 @@ struct CrewPlan {
 
   int roles = 0;
   int movers[kMaxRoles] = {};
+  int mover_warps[kMaxRoles] = {};  // of each: 1, or FedTeam::kWarps, which have a fed ring
   int stages[kMaxRoles] = {};  // of each mover's ring; 0: ordinary loads and stores
   int stage_bytes[kMaxRoles] = {};
 
-  FLEXEP_HD constexpr int warps(int role) const { return kSpeakers + movers[role]; }
+  FLEXEP_HD constexpr int warps(int role) const { return kSpeakers + movers[role] * mover_warps[role]; }
   FLEXEP_HD constexpr int threads() const {
     int sum = 0;
     for (int role = 0; role < roles; ++role) sum += 32 * warps(role);
     return sum;
   }
   FLEXEP_HD constexpr RingLayout ring(int role) const { return {stages[role], stage_bytes[role]}; }
+  FLEXEP_HD constexpr FedLayout<TermPiece> fed_ring(int role) const {
+    return {stages[role], stage_bytes[role]};
+  }
+  /// Of each mover's ring.
+  FLEXEP_HD constexpr std::size_t ring_bytes(int role) const {
+    if (stages[role] == 0) return 0;
+    return mover_warps[role] > 1 ? fed_ring(role).bytes : ring(role).bytes;
+  }
   /// Where the rings of a role begin.
   FLEXEP_HD constexpr std::size_t rings_at(int role) const {
     std::size_t at = 0;
-    for (int before = 0; before < role; ++before)
-      if (stages[before] > 0) at += movers[before] * ring(before).bytes;
+    for (int before = 0; before < role; ++before) at += movers[before] * ring_bytes(before);
     return at;
   }
   constexpr std::size_t shared_bytes() const { return rings_at(roles); }
@@ -48,7 +56,9 @@ class CtaCrews {
 
   __device__ int role() const { return role_; }
   __device__ bool moves() const { return warp_ >= CrewPlan::kSpeakers; }
-  __device__ MoverWarp movers() const { return {warp_ - CrewPlan::kSpeakers, plan_.movers[role_]}; }
+  __device__ MoverWarp movers() const {
+    return {(warp_ - CrewPlan::kSpeakers) / plan_.mover_warps[role_], plan_.movers[role_]};
+  }
   /// This warp among those of its role in all of the rank's CTAs, which take turns.
   __device__ Lane among_all() const {
     const int slices = layout_.shape.slices;
@@ -71,13 +81,40 @@ class CtaCrews {
       return play(actor, mover, work);
     });
   }
+  /// The same by feeders, each with warps beside it that do read(reader, team) until it ends.
+  template <class Note, class Read, class Work>
+  __device__ Moved by_feeder(const Read& read, const Work& work) {
+    if (moves() && !team().feeds()) {
+      read(Reader<Note>(plan_.fed_ring(role_), ring_at(), team()), team());
+      return {};
+    }
+    return as_actor([&](auto actor) {
+      if constexpr (decltype(actor)() == Actor::mover) {
+        FeedMover<Note> mover(mem_, Feeder<Note>(plan_.fed_ring(role_), ring_at(), team()));
+        const Moved moved = play(actor, mover, work);
+        mover.end();
+        return moved;
+      } else {
+        LaneMover none(mem_);
+        return play(actor, none, work);
+      }
+    });
+  }
 
  private:
+  /// This warp in its mover.
+  __device__ FedTeam team() const {
+    int barrier = 1 + movers().rank();  // all movers of the CTA differ; 0 is everybody's
+    for (int role = 0; role < role_; ++role) barrier += plan_.movers[role];
+    return {(warp_ - CrewPlan::kSpeakers) % plan_.mover_warps[role_], barrier};
+  }
+  __device__ std::size_t ring_at() const {
+    return plan_.rings_at(role_) + movers().rank() * plan_.ring_bytes(role_);
+  }
   template <class Who>
   __device__ Ring ring_of(Who actor) const {
     if (actor != Actor::mover) return {RingLayout(0, plan_.stage_bytes[role_]), shared_};
-    const RingLayout ring = plan_.ring(role_);
-    return {ring, shared_ + plan_.rings_at(role_) + movers().rank() * ring.bytes};
+    return {plan_.ring(role_), shared_ + ring_at()};
   }
   /// Code of its own for each actor: those that wait and post are kept out of the registers of those that move.
   template <class Play>
@@ -147,16 +184,19 @@ struct DeliverCrews {
   }
 };
 
-/// Combine and the backward of dispatch. Roles: push, add at home, relay. Sums are stored by ordinary stores, so a step
-/// is over once its terms have been read.
+/// Combine and the backward of dispatch. Roles: push, add at home, relay. Expert rows, and partial sums at home beside
+/// them, are added by warps that a feeder brings them to; where rows are pushed by the copy engine, which has enough to
+/// do then, by ordinary loads. Sums are stored by ordinary stores.
 struct CollectCrews {
   using Args = CollectArgs;
-  static constexpr int kMaxThreads = 768;
+  static constexpr int kMaxThreads = 640;
   static constexpr int kPush = 0, kHome = 1;
 
   __device__ void begin() const {}
 
   FLEXEP_HD static bool only_travels(const Args& args) { return args.flat && args.dtype == args.wire; }
+  /// Whether sums at home are added by warps that are fed. Those that are rounded in between need more registers.
+  FLEXEP_HD static bool feeds_home(const Args& args) { return !only_travels(args) && args.nest == 0; }
 
   __device__ Moved run(CtaCrews& crews, const Args& args, int) const {
     if (crews.role() == kPush && only_travels(args)) return push(crews, args);
@@ -165,8 +205,9 @@ struct CollectCrews {
       constexpr DType In = decltype(dtype)::value;
       moved = crews.role() == kPush   ? push_sums<In>(crews, args)
               : crews.role() != kHome ? relay<In>(crews, args)
-              : args.nest > 0         ? home<In, true>(crews, args)
-                                      : home<In, false>(crews, args);
+              : feeds_home(args)      ? home<In>(crews, args)
+              : args.nest > 0         ? home_by_warps<In, true>(crews, args)
+                                      : home_by_warps<In, false>(crews, args);
     });
     return moved;
   }
@@ -181,24 +222,53 @@ struct CollectCrews {
   }
   template <DType In>
   __device__ __noinline__ static Moved push_sums(CtaCrews& crews, const Args& args) {
+    return fed<In>(crews, args, args.part_weights != nullptr, args.wire,
+                   [&](auto& crew, auto& rows) { push_partials(crew, args, rows); });
+  }
+  template <DType In>
+  __device__ __noinline__ static Moved home(CtaCrews& crews, const Args& args) {
+    return fed<In>(crews, args, false, args.out_dtype,
+                   [&](auto& crew, auto& rows) { add_home(crew, args, rows); });
+  }
+  template <DType In, bool kGroups>
+  __device__ __noinline__ static Moved home_by_warps(CtaCrews& crews, const Args& args) {
     return crews.by_lanes([&](auto& crew, auto&) {
-      SumRows<In, false, 2, 4> rows(args);
-      push_partials(crew, args, rows);
+      using Adder = LaneAdder<In, kGroups, kGroups ? 2 : 4, 2>;
+      SumRows<In, Adder> rows(args, Adder(args.hidden, args.out_dtype));
+      add_home(crew, args, rows);
     });
   }
   template <DType In>
   __device__ __noinline__ static Moved relay(CtaCrews& crews, const Args& args) {
     return crews.by_lanes([&](auto& crew, auto&) {
-      SumRows<In, false, 4, 2> rows(args);
+      using Adder = LaneAdder<In, false, 4, 2>;
+      SumRows<In, Adder> rows(args, Adder(args.hidden, args.wire));
       relay_partials(crew, args, rows);
     });
   }
-  template <DType In, bool kGroups>
-  __device__ __noinline__ static Moved home(CtaCrews& crews, const Args& args) {
-    return crews.by_lanes([&](auto& crew, auto&) {
-      SumRows<In, kGroups, kGroups ? 2 : 4, 2> rows(args);
-      add_home(crew, args, rows);
+
+  /// role(crew, rows), whose sums are added by warps that are fed.
+  template <DType In, class Role>
+  __device__ __forceinline__ static Moved fed(CtaCrews& crews, const Args& args, bool weighted, DType out,
+                                              const Role& role) {
+    const auto read = [&](Reader<TermPiece> reader, const FedTeam& team) {
+      weighted ? read_pieces<In, true>(reader, team, out) : read_pieces<In, false>(reader, team, out);
+    };
+    return crews.by_feeder<TermPiece>(read, [&](auto& crew, auto& mover) {
+      // The lanes that wait and post move nothing.
+      if constexpr (std::is_same_v<std::decay_t<decltype(mover)>, FeedMover<TermPiece>>) {
+        SumRows<In, FeedAdder> rows(
+            args, FeedAdder(mover, args.hidden * size_of(In), args.hidden * size_of(out)));
+        role(crew, rows);
+      } else {
+        SumRows<In, NoAdder> rows(args, NoAdder{});
+        role(crew, rows);
+      }
     });
+  }
+  template <DType In, bool kWeighted>
+  __device__ __noinline__ static void read_pieces(Reader<TermPiece> reader, FedTeam team, DType out) {
+    add_pieces<In, kWeighted>(reader, team, out);
   }
 };
 

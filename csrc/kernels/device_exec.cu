@@ -67,24 +67,25 @@ __global__ void leave_windows(const __grid_constant__ WindowLayout layout, int f
   for (int to = 0; to < topology.ranks; ++to) mem.post(to, layout.word(Word::stopped, rank), kLeft);
 }
 
-/// How many warps of a CTA move rows for a role, and of each one's ring the stages and the bytes of a stage at most; no
-/// stages: ordinary loads and stores.
+/// How many movers a role has in a CTA, and of each one's ring the stages and the bytes of a stage at most; no stages:
+/// ordinary loads and stores. A mover is a warp, or so many.
 struct Movers {
-  int warps, stages, stage_bytes;
+  int count, stages, stage_bytes, warps = 1;
 };
 // Measured: docs/decisions/crews.md. They change no bits.
 constexpr Movers kPlaceMovers{4, 3, 14336};  // rows that arrive
 constexpr Movers kOfferMovers{6, 0, 0};      // rows that are offered
 constexpr Movers kRelayMovers{2, 8, 3584};   // and those that a relay offers again
 constexpr Movers kPushMovers{2, 4, 14336};   // partial sums that only travel
-constexpr Movers kPushSums{15, 0, 0};        // expert rows that are added
-constexpr Movers kFlatHomeSums{16, 0, 0};    // partial sums that are added at home, beside either of them
-constexpr Movers kHomeSums{5, 0, 0};
-constexpr Movers kRelaySums{4, 0, 0};  // and at a relay
+constexpr int kFed = FedTeam::kWarps;
+constexpr Movers kPushSums{2, 5, kMostPieceBytes, kFed};  // expert rows that are added
+constexpr Movers kHomeSums{1, 5, kMostPieceBytes, kFed};  // partial sums that are added at home beside them
+constexpr Movers kHomeWarps{14, 0, 0};                    // the same beside those that only travel, or in groups
+constexpr Movers kRelaySums{4, 0, 0};                     // partial sums that are added at a relay
 
 static_assert(std::max({kPlaceMovers.stages, kRelayMovers.stages, kPushMovers.stages}) <=
               RingWarp<StoreEach>::kMaxStages);
-static_assert(std::max(kPushSums.warps, kFlatHomeSums.warps) <= CrewCounts::kMaxMovers);
+static_assert(std::max(kPushSums.stages, kHomeSums.stages) <= FeedMover<TermPiece>::kMaxStages);
 
 /// The roles' movers for such rows: fewer where the kernel has no registers for all, and shorter rings where the CTA has
 /// no memory for all.
@@ -93,8 +94,8 @@ CrewPlan make_plan(int roles, int max_threads, const std::int64_t (&row_bytes)[3
   CrewPlan plan;
   plan.roles = roles;
   for (int role = 0; role < roles; ++role) {
-    const auto& [warps, stages, most] = movers[role];
-    plan.movers[role] = warps, plan.stages[role] = stages;
+    const auto& [count, stages, most, warps] = movers[role];
+    plan.movers[role] = count, plan.mover_warps[role] = warps, plan.stages[role] = stages;
     if (stages == 0) continue;
     // Pieces of a row are alike, and begin at multiples of 128 bytes.
     constexpr std::int64_t kAlign = RingLayout::kAlign;
@@ -164,9 +165,10 @@ void launch_collect(const DeviceWorld& world, const std::vector<CollectArgs>& ar
   const CollectArgs& rows = args.front();
   const std::int64_t bytes = rows.hidden * size_of(rows.dtype), wire = rows.hidden * size_of(rows.wire);
   const bool only_travels = CollectCrews::only_travels(rows);
-  const CrewPlan plan = make_plan(
-      roles(world), CollectCrews::kMaxThreads, {bytes, wire, wire},
-      {only_travels ? kPushMovers : kPushSums, only_travels ? kFlatHomeSums : kHomeSums, kRelaySums});
+  const Movers push = only_travels ? kPushMovers : kPushSums;
+  const Movers home = CollectCrews::feeds_home(rows) ? kHomeSums : kHomeWarps;
+  const CrewPlan plan =
+      make_plan(roles(world), CollectCrews::kMaxThreads, {bytes, wire, wire}, {push, home, kRelaySums});
   launch_crews<CollectCrews>(world, args, plan, op, seconds, stream);
 }
 

@@ -92,6 +92,12 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx_release_cta(std::uint6
       : "memory");
 }
 
+/// One of the arrivals that the barrier waits for.
+__device__ __forceinline__ void mbarrier_arrive_release_cta(std::uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
 /// Whether the phase of that parity is over; sleeps a moment before it says no.
 __device__ __forceinline__ bool mbarrier_try_wait_parity_acquire_cta(std::uint64_t* barrier, int parity) {
   std::uint32_t over;
@@ -103,6 +109,24 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity_acquire_cta(std::uint64
       : "r"(shared_address(barrier)), "r"(parity)
       : "memory");
   return over != 0;
+}
+
+/// The same, and says so at once.
+__device__ __forceinline__ bool mbarrier_test_wait_parity_acquire_cta(std::uint64_t* barrier, int parity) {
+  std::uint32_t over;
+  asm volatile(
+      "{\n.reg .pred over;\n"
+      "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 over, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, over;\n}"
+      : "=r"(over)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return over != 0;
+}
+
+/// Whole warps of a CTA, `threads` in all, meet at barrier `id`, which is 1 to 15: 0 is that of __syncthreads.
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /// Global to shared; the barrier counts the bytes. Addresses and `bytes` are multiples of 16, here and below.

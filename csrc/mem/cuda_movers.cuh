@@ -2,6 +2,7 @@
 // memory by the copy engine of the SM.
 #pragma once
 #include "mem/cuda_warps.cuh"
+#include "mem/fed_ring.cuh"
 #include "mem/ring.cuh"
 #include "mem/ring_mover.h"
 
@@ -21,5 +22,33 @@ class LaneMover : public WarpMem {
 
 template <class Use>
 using RingWarp = RingMover<WarpMem, Ring, Use>;
+
+/// The feeder of a fed ring: a step is over once all readers have passed its pieces.
+template <class Note>
+class FeedMover : public WarpMem {
+ public:
+  static constexpr int kMaxStages = 16;
+
+  __device__ FeedMover(const WarpMem& mem, const Feeder<Note>& feeder) : WarpMem(mem), feeder_(feeder) {}
+
+  __device__ void begin(int step) { step_ = step; }
+  __device__ int done() {
+    const int over = feeder_.done();
+    return over < feeder_.loaded() ? step_of_.get(over % kMaxStages) - 1 : step_;
+  }
+  __device__ void finish() { feeder_.finish(); }
+
+  __device__ int piece_bytes() const { return feeder_.stage_bytes(); }
+  __device__ void move(const void* from, int bytes, const Note& note) {
+    step_of_.set(feeder_.loaded() % kMaxStages, step_);
+    feeder_.load(from, bytes, note);
+  }
+  __device__ void end() { feeder_.end(); }
+
+ private:
+  Feeder<Note> feeder_;
+  int step_ = 0;
+  Uniform<int, kMaxStages> step_of_;  // by number of the piece
+};
 
 }  // namespace flexep

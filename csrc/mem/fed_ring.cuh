@@ -1,0 +1,211 @@
+// A ring of stages in shared memory between a warp that fills them, the feeder, and a team of warps that read each of
+// them together. With a piece goes a note. Stages pass in order:
+//
+//     feeder                                        every reader, at its own pace
+//     load(from, bytes, note)   -- full -->         next(note): the piece and its note are there
+//     done(): read by all       <-- empty --        pass(): what was made of it is stored, too
+//     end()                     -- full -->         next(note): false
+//
+// A copy that was issued ends, and readers wait for nothing else: no wait here has a deadline.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "base/layout.h"
+#include "mem/cuda.cuh"
+
+namespace flexep {
+
+/// The warps of a CTA that share a ring: neighbours, the feeder first.
+struct FedTeam {
+  static constexpr int kReaders = 4, kWarps = 1 + kReaders, kReaderLanes = 32 * kReaders;
+
+  int warp;     // the caller's
+  int barrier;  // the team's own: 1 to 15
+
+  __device__ bool feeds() const { return warp == 0; }
+  /// Of a reader's lane, among all of them.
+  __device__ int lane() const { return (warp - 1) * 32 + static_cast<int>(threadIdx.x) % 32; }
+};
+
+/// Where a ring's parts lie in its shared memory.
+template <class Note>
+struct FedLayout {
+  static constexpr std::size_t kAlign = 128;
+
+  struct Said {
+    Note note;
+    bool ends;
+  };
+
+  int stages, stage_bytes;           // stage_bytes: a multiple of 16
+  Span<char> rows;
+  Span<std::uint64_t> full, empty;   // an mbarrier a stage each
+  Span<Said> said;
+  std::size_t bytes;
+
+  FLEXEP_HD constexpr FedLayout(int num_stages, int bytes_a_stage)
+      : stages(num_stages), stage_bytes(bytes_a_stage), bytes(0) {
+    Cursor cursor;
+    rows = cursor.take<char>(static_cast<std::size_t>(stages) * stage_bytes, kAlign);
+    full = cursor.take<std::uint64_t>(stages);
+    empty = cursor.take<std::uint64_t>(stages);
+    said = cursor.take<Said>(stages);
+    bytes = cursor.bytes(kAlign);
+  }
+};
+
+/// What feeder and readers have in common: where the ring lies, and the stage that is next for the caller. `at`: where
+/// in the CTA's dynamic shared memory.
+template <class Note>
+class FedRing {
+ protected:
+  using Layout = FedLayout<Note>;
+
+  __device__ FedRing(const Layout& layout, std::size_t at)
+      : stages(layout.stages),
+        stage_bytes(layout.stage_bytes),
+        rows_at(static_cast<int>(at + layout.rows.at)),
+        full_at(static_cast<int>(at + layout.full.at)),
+        empty_at(static_cast<int>(at + layout.empty.at)),
+        said_at(static_cast<int>(at + layout.said.at)) {}
+
+  // Out of offsets, so that the compiler knows what memory it is.
+  __device__ static char* memory() {
+    extern __shared__ __align__(128) char shared[];
+    return shared;
+  }
+  __device__ char* row(int stage) const { return memory() + rows_at + stage * stage_bytes; }
+  __device__ std::uint64_t* full(int stage) const {
+    return reinterpret_cast<std::uint64_t*>(memory() + full_at) + stage;
+  }
+  __device__ std::uint64_t* empty(int stage) const {
+    return reinterpret_cast<std::uint64_t*>(memory() + empty_at) + stage;
+  }
+  __device__ typename Layout::Said& said(int stage) const {
+    return reinterpret_cast<typename Layout::Said*>(memory() + said_at)[stage];
+  }
+
+  /// Both sides meet before either looks at an mbarrier.
+  __device__ static void meet(const FedTeam& team) { ptx::barrier_sync(team.barrier, 32 * FedTeam::kWarps); }
+  __device__ static bool leads() { return threadIdx.x % 32 == 0; }
+  __device__ static void wait(std::uint64_t* barrier, int parity) {
+    while (!ptx::mbarrier_try_wait_parity_acquire_cta(barrier, parity)) {
+    }
+  }
+  /// A stage, and the parity of the phase that is waited for there.
+  struct Turn {
+    int stage, parity;
+    __device__ void advance(int stages) {
+      if (++stage == stages) stage = 0, parity ^= 1;
+    }
+  };
+
+  const int stages, stage_bytes;
+  const int rows_at, full_at, empty_at, said_at;
+};
+
+/// All lanes of the feeder's warp call together.
+template <class Note>
+class Feeder : FedRing<Note> {
+  using Base = FedRing<Note>;
+
+ public:
+  __device__ Feeder(const FedLayout<Note>& layout, std::size_t at, const FedTeam& team) : Base(layout, at) {
+    if (this->leads()) {
+      for (int stage = 0; stage < this->stages; ++stage) {
+        ptx::mbarrier_init(this->full(stage), 1);
+        ptx::mbarrier_init(this->empty(stage), FedTeam::kReaderLanes);
+      }
+      ptx::fence_mbarrier_init_release_cluster();
+    }
+    this->meet(team);
+  }
+
+  __device__ int stage_bytes() const { return Base::stage_bytes; }
+  __device__ int loaded() const { return loaded_; }
+
+  /// Global memory, a peer's too, to the next stage, as soon as that is free.
+  __device__ void load(const void* from, int bytes, const Note& note) {
+    acquire();
+    if (this->leads()) {
+      std::uint64_t* const full = this->full(next_.stage);
+      this->said(next_.stage) = {note, false};
+      ptx::mbarrier_arrive_expect_tx_release_cta(full, bytes);
+      ptx::bulk_load(this->row(next_.stage), from, bytes, full);
+    }
+    ++loaded_;
+    next_.advance(this->stages);
+  }
+  /// Pieces, from the first on, that every reader has passed, alike on all lanes. Waits for none.
+  __device__ int done() {
+    while (done_ < loaded_ &&
+           __all_sync(kAllLanes, ptx::mbarrier_test_wait_parity_acquire_cta(this->empty(oldest_.stage),
+                                                                            oldest_.parity)))
+      pass();
+    return done_;
+  }
+  /// Waits until all are.
+  __device__ void finish() {
+    while (done_ < loaded_) finish_one();
+  }
+  /// Nothing comes any more.
+  __device__ void end() {
+    acquire();
+    if (!this->leads()) return;
+    this->said(next_.stage).ends = true;
+    ptx::mbarrier_arrive_release_cta(this->full(next_.stage));
+  }
+
+ private:
+  static constexpr unsigned kAllLanes = 0xffffffffu;
+
+  /// The next stage is free. No phase of a stage begins before the one before it has been looked at, so that its parity
+  /// says which one is over.
+  __device__ void acquire() {
+    if (loaded_ - done_ == this->stages) finish_one();
+  }
+  __device__ void finish_one() {
+    this->wait(this->empty(oldest_.stage), oldest_.parity);
+    pass();
+  }
+  __device__ void pass() {
+    ++done_;
+    oldest_.advance(this->stages);
+  }
+
+  typename Base::Turn next_{0, 0}, oldest_{0, 0};
+  int loaded_ = 0, done_ = 0;
+};
+
+/// All lanes of a reader's warp call together.
+template <class Note>
+class Reader : FedRing<Note> {
+  using Base = FedRing<Note>;
+
+ public:
+  __device__ Reader(const FedLayout<Note>& layout, std::size_t at, const FedTeam& team) : Base(layout, at) {
+    this->meet(team);
+  }
+
+  /// Waits for the next piece and its note; false if none comes any more.
+  __device__ bool next(Note& note) const {
+    this->wait(this->full(turn_.stage), turn_.parity);
+    const auto& said = this->said(turn_.stage);
+    if (said.ends) return false;
+    note = said.note;
+    return true;
+  }
+  __device__ const char* piece() const { return this->row(turn_.stage); }
+  /// What this warp has read and stored comes before whatever the feeder does when it learns of it.
+  __device__ void pass() {
+    // Every lane for itself: one for its warp, behind a __syncwarp, is as fast, and racecheck does not know what it says.
+    ptx::mbarrier_arrive_release_cta(this->empty(turn_.stage));
+    turn_.advance(this->stages);
+  }
+
+ private:
+  typename Base::Turn turn_{0, 0};
+};
+
+}  // namespace flexep
