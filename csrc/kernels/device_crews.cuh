@@ -184,9 +184,8 @@ struct DeliverCrews {
   }
 };
 
-/// Combine and the backward of dispatch. Roles: push, add at home, relay. Expert rows, and partial sums at home beside
-/// them, are added by warps that a feeder brings them to; where rows are pushed by the copy engine, which has enough to
-/// do then, by ordinary loads. Sums are stored by ordinary stores.
+/// Combine and the backward of dispatch. Roles: push, add at home, relay. Expert rows, and partial sums at home, are
+/// added by warps that a feeder brings them to. Sums are stored by ordinary stores.
 struct CollectCrews {
   using Args = CollectArgs;
   static constexpr int kMaxThreads = 640;
@@ -195,8 +194,8 @@ struct CollectCrews {
   __device__ void begin() const {}
 
   FLEXEP_HD static bool only_travels(const Args& args) { return args.flat && args.dtype == args.wire; }
-  /// Whether sums at home are added by warps that are fed. Those that are rounded in between need more registers.
-  FLEXEP_HD static bool feeds_home(const Args& args) { return !only_travels(args) && args.nest == 0; }
+  /// Whether what is added at home is rounded in between, for which warps that are fed have no registers.
+  FLEXEP_HD static bool adds_groups(const Args& args) { return args.nest > 0; }
 
   __device__ Moved run(CtaCrews& crews, const Args& args, int) const {
     if (crews.role() == kPush && only_travels(args)) return push(crews, args);
@@ -205,9 +204,8 @@ struct CollectCrews {
       constexpr DType In = decltype(dtype)::value;
       moved = crews.role() == kPush   ? push_sums<In>(crews, args)
               : crews.role() != kHome ? relay<In>(crews, args)
-              : feeds_home(args)      ? home<In>(crews, args)
-              : args.nest > 0         ? home_by_warps<In, true>(crews, args)
-                                      : home_by_warps<In, false>(crews, args);
+              : adds_groups(args)     ? home_groups<In>(crews, args)
+                                      : home<In>(crews, args);
     });
     return moved;
   }
@@ -230,10 +228,10 @@ struct CollectCrews {
     return fed<In>(crews, args, false, args.out_dtype,
                    [&](auto& crew, auto& rows) { add_home(crew, args, rows); });
   }
-  template <DType In, bool kGroups>
-  __device__ __noinline__ static Moved home_by_warps(CtaCrews& crews, const Args& args) {
+  template <DType In>
+  __device__ __noinline__ static Moved home_groups(CtaCrews& crews, const Args& args) {
     return crews.by_lanes([&](auto& crew, auto&) {
-      using Adder = LaneAdder<In, kGroups, kGroups ? 2 : 4, 2>;
+      using Adder = LaneAdder<In, true, 2, 2>;
       SumRows<In, Adder> rows(args, Adder(args.hidden, args.out_dtype));
       add_home(crew, args, rows);
     });

@@ -78,14 +78,16 @@ constexpr Movers kOfferMovers{6, 0, 0};      // rows that are offered
 constexpr Movers kRelayMovers{2, 8, 3584};   // and those that a relay offers again
 constexpr Movers kPushMovers{2, 4, 14336};   // partial sums that only travel
 constexpr int kFed = FedTeam::kWarps;
-constexpr Movers kPushSums{2, 5, kMostPieceBytes, kFed};  // expert rows that are added
-constexpr Movers kHomeSums{1, 5, kMostPieceBytes, kFed};  // partial sums that are added at home beside them
-constexpr Movers kHomeWarps{14, 0, 0};                    // the same beside those that only travel, or in groups
-constexpr Movers kRelaySums{4, 0, 0};                     // partial sums that are added at a relay
+constexpr Movers kPushSums{2, 6, kMostPieceBytes, kFed};      // expert rows that are added
+constexpr Movers kHomeSums{1, 3, kMostPieceBytes, kFed};      // partial sums that are added at home beside those
+constexpr Movers kFlatHomeSums{1, 6, kMostPieceBytes, kFed};  // and beside those that only travel
+constexpr Movers kGroupSums{8, 0, 0};                         // the same in groups
+constexpr Movers kRelaySums{4, 0, 0};                         // partial sums that are added at a relay
 
 static_assert(std::max({kPlaceMovers.stages, kRelayMovers.stages, kPushMovers.stages}) <=
               RingWarp<StoreEach>::kMaxStages);
-static_assert(std::max(kPushSums.stages, kHomeSums.stages) <= FeedMover<TermPiece>::kMaxStages);
+static_assert(std::max({kPushSums.stages, kHomeSums.stages, kFlatHomeSums.stages}) <=
+              FeedMover<TermPiece>::kMaxStages);
 
 /// The roles' movers for such rows: fewer where the kernel has no registers for all, and shorter rings where the CTA has
 /// no memory for all.
@@ -166,7 +168,7 @@ void launch_collect(const DeviceWorld& world, const std::vector<CollectArgs>& ar
   const std::int64_t bytes = rows.hidden * size_of(rows.dtype), wire = rows.hidden * size_of(rows.wire);
   const bool only_travels = CollectCrews::only_travels(rows);
   const Movers push = only_travels ? kPushMovers : kPushSums;
-  const Movers home = CollectCrews::feeds_home(rows) ? kHomeSums : kHomeWarps;
+  const Movers home = CollectCrews::adds_groups(rows) ? kGroupSums : only_travels ? kFlatHomeSums : kHomeSums;
   const CrewPlan plan =
       make_plan(roles(world), CollectCrews::kMaxThreads, {bytes, wire, wire}, {push, home, kRelaySums});
   launch_crews<CollectCrews>(world, args, plan, op, seconds, stream);

@@ -16,6 +16,7 @@
 //   end-role: no-fences                    the counter and the state meet in L2
 // Every wait has a deadline, so that no plant hangs.
 #include "litmus_cta.cuh"
+#include "litmus_fed.cuh"
 #include "litmus_messages.cuh"
 #include "litmus_ring.cuh"
 
@@ -28,5 +29,6 @@ int main() {
   litmus::run_cta(2 * pairs, 3000);
   litmus::run_roles(32, 500);
   litmus::run_ring(pairs, 3000);
+  litmus::run_fed(pairs, 1000);
   return 0;
 }

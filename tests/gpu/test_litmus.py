@@ -27,6 +27,8 @@ SHOWN = {
     ("begin-role", "read-then-write"),
     ("ring", "no-wait-before-fold"),
     ("mbarrier", "parity-never-flips"),
+    ("fed-ring", "pass-before-read"),
+    ("fed-ring", "no-finish"),
 }
 # Planted bugs that are wrong by the rules of PTX, whatever this hardware makes of them (why: litmus.cu). Printed.
 MAY_SHOW = {
@@ -45,6 +47,7 @@ RIGHT = {
     *((test, "right") for test in ("message", "warp-message", "exchange", "cta-warps", "cta-count")),
     *((test, "right") for test in ("end-role", "begin-role", "mbarrier", "shared-store")),
     *(("ring", f"right-{n}-stage{'s' * (n > 1)}") for n in (1, 2, 3, 4)),
+    *(("fed-ring", f"right-{n}-stage{'s' * (n > 1)}") for n in (1, 3, 8)),
 }
 
 
