@@ -16,7 +16,7 @@ struct CrewPlan {
   int roles = 0;
   int movers[kMaxRoles] = {};
   int mover_warps[kMaxRoles] = {};  // of each: 1, or FedTeam::kWarps, which have a fed ring
-  int stages[kMaxRoles] = {};  // of each mover's ring; 0: ordinary loads and stores
+  int stages[kMaxRoles] = {};       // of each mover's ring; 0: ordinary loads and stores
   int stage_bytes[kMaxRoles] = {};
 
   FLEXEP_HD constexpr int warps(int role) const { return kSpeakers + movers[role] * mover_warps[role]; }
@@ -255,8 +255,8 @@ struct CollectCrews {
     return crews.by_feeder<TermPiece>(read, [&](auto& crew, auto& mover) {
       // The lanes that wait and post move nothing.
       if constexpr (std::is_same_v<std::decay_t<decltype(mover)>, FeedMover<TermPiece>>) {
-        SumRows<In, FeedAdder> rows(
-            args, FeedAdder(mover, args.hidden * size_of(In), args.hidden * size_of(out)));
+        SumRows<In, FeedAdder> rows(args,
+                                    FeedAdder(mover, args.hidden * size_of(In), args.hidden * size_of(out)));
         role(crew, rows);
       } else {
         SumRows<In, NoAdder> rows(args, NoAdder{});

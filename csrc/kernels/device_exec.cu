@@ -78,9 +78,9 @@ constexpr Movers kOfferMovers{6, 0, 0};      // rows that are offered
 constexpr Movers kRelayMovers{2, 8, 3584};   // and those that a relay offers again
 constexpr Movers kPushMovers{2, 4, 14336};   // partial sums that only travel
 constexpr int kFed = FedTeam::kWarps;
-constexpr Movers kPushSums{2, 6, kMostPieceBytes, kFed};      // expert rows that are added
-constexpr Movers kHomeSums{1, 3, kMostPieceBytes, kFed};      // partial sums that are added at home beside those
-constexpr Movers kFlatHomeSums{1, 6, kMostPieceBytes, kFed};  // and beside those that only travel
+constexpr Movers kPushSums{2, 6, kMostPieceBytes, kFed};  // expert rows that are added
+constexpr Movers kHomeSums{1, 3, kMostPieceBytes, kFed};  // partial sums that are added at home beside those
+constexpr Movers kFlatHomeSums{2, 3, kMostPieceBytes, kFed};  // and beside those that only travel
 constexpr Movers kGroupSums{8, 0, 0};                         // the same in groups
 constexpr Movers kRelaySums{4, 0, 0};                         // partial sums that are added at a relay
 

@@ -38,9 +38,9 @@ struct FedLayout {
     bool ends;
   };
 
-  int stages, stage_bytes;           // stage_bytes: a multiple of 16
+  int stages, stage_bytes;  // stage_bytes: a multiple of 16
   Span<char> rows;
-  Span<std::uint64_t> full, empty;   // an mbarrier a stage each
+  Span<std::uint64_t> full, empty;  // an mbarrier a stage each
   Span<Said> said;
   std::size_t bytes;
 
@@ -139,9 +139,8 @@ class Feeder : FedRing<Note> {
   }
   /// Pieces, from the first on, that every reader has passed, alike on all lanes. Waits for none.
   __device__ int done() {
-    while (done_ < loaded_ &&
-           __all_sync(kAllLanes, ptx::mbarrier_test_wait_parity_acquire_cta(this->empty(oldest_.stage),
-                                                                            oldest_.parity)))
+    while (done_ < loaded_ && __all_sync(kAllLanes, ptx::mbarrier_test_wait_parity_acquire_cta(
+                                                        this->empty(oldest_.stage), oldest_.parity)))
       pass();
     return done_;
   }

@@ -40,10 +40,11 @@ struct PlaceLayout {
     return {cut, rows};
   }
 
-  /// align_up by a 32-bit division: a GPU has no 64-bit one.
+  /// align_up, without a division for powers of two, and by a 32-bit one for others: a GPU has neither.
   static FLEXEP_HD int64_t padded(int32_t count, int alignment) {
-    const uint32_t unit = static_cast<uint32_t>(alignment);
-    return static_cast<int64_t>((static_cast<uint32_t>(count) + unit - 1) / unit) * unit;
+    const uint32_t unit = static_cast<uint32_t>(alignment), up = static_cast<uint32_t>(count) + (unit - 1);
+    if ((unit & (unit - 1)) == 0) return up & ~(unit - 1);
+    return static_cast<int64_t>(up / unit) * unit;
   }
 
  private:

@@ -78,8 +78,8 @@ inline void run_fed(int pairs_count, int rounds) {
   const auto feed = [&](const char* variant, int stages, auto* kernel) {
     run("fed-ring", variant, [&](Tally& tally) {
       pairs.clear();
-      alone_on_its_sm(kernel)<<<2 * pairs_count, 32 * FedTeam::kWarps, kOneCtaPerSm>>>(
-          pairs.windows, sources, stages, rounds, tally);
+      alone_on_its_sm(kernel)<<<2 * pairs_count, 32 * FedTeam::kWarps, kOneCtaPerSm>>>(pairs.windows, sources,
+                                                                                       stages, rounds, tally);
     });
   };
   feed("right-1-stage", 1, feed_rows<FedPlant::none>);
