@@ -11,6 +11,7 @@ namespace {
 /// Two CTAs a slice of a rank, as many as exchange records; two fit on a multiprocessor, so that a plan takes no more of
 /// them than its rows do.
 constexpr int kCtasOfSm = 2;
+constexpr int kCtaLanes = 256;  // with 512, half the registers, the kernels spill
 
 struct CountLaunch {
   LaunchedWorld world;
@@ -57,7 +58,7 @@ __device__ void deal(const Step& step, const CtaOfRank& cta, int blocks, std::in
 }
 
 template <bool kSpills>
-__global__ void __launch_bounds__(kPlanLanes, kCtasOfSm)
+__global__ void __launch_bounds__(kCtaLanes, kCtasOfSm)
     run_count_cta(const __grid_constant__ CountLaunch launch) {
   extern __shared__ std::int32_t on_chip[];
   __shared__ CtaTables tables;
@@ -138,7 +139,7 @@ class PlanCta {
 };
 
 template <bool kSpills>
-__global__ void __launch_bounds__(kPlanLanes, kCtasOfSm)
+__global__ void __launch_bounds__(kCtaLanes, kCtasOfSm)
     run_plan_cta(const __grid_constant__ PlanLaunch launch) {
   extern __shared__ std::int32_t on_chip[];
   __shared__ CtaTables tables;
@@ -164,7 +165,8 @@ template <class Launch, class Step, class Fill>
 void launch_blocks(void (*on_chip)(Launch), void (*spills)(Launch), Launch& launch, const DeviceWorld& world,
                    const std::vector<Step>& steps, const Fill& fill, std::uintptr_t stream) {
   PlanShape shape{};
-  for (std::size_t i = 0; i < steps.size(); ++i) shape = plan_shape(steps[i]), fill(i, shape.blocks);
+  for (std::size_t i = 0; i < steps.size(); ++i)
+    shape = plan_shape(steps[i], kCtaLanes), fill(i, shape.blocks);
   launch.spilled = spilled_ints(steps.front(), shape.lanes);
   const int ctas = RecordTeams::ctas(world.shape);
   const std::int64_t shared = steps.front().shared_ints(shape.lanes / kWarp, shape.lanes);

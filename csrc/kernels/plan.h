@@ -40,10 +40,10 @@ struct PlanShape {
 };
 
 template <class Step>
-PlanShape plan_shape(const Step& step) {
+PlanShape plan_shape(const Step& step, int most_lanes = kPlanLanes) {
   constexpr bool counts = requires { step.workspace_ints(1); };
   const int64_t wanted = (step.items() + kItemsPerBlock - 1) / kItemsPerBlock;
-  int lanes = kPlanLanes;
+  int lanes = most_lanes;
   while (lanes > kWarp && step.shared_ints(lanes / kWarp, lanes) > kSharedInts) lanes /= 2;
   return {static_cast<int>(std::clamp<int64_t>(wanted, 1, counts ? kCountingBlocks : kPlainBlocks)), lanes};
 }
