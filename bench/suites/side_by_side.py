@@ -46,7 +46,7 @@ def at(device: str, ranks: int, tokens: int, layout: str, alignment: int = 16, *
     sms = NUM_SMS_OF_MANY if ranks >= MANY_RANKS else NUM_SMS[layout]
     asked: dict[str, Any] = {
         "num_sms": sms if device == "cuda" else None,
-        "baselines": ALL if device == "cuda" else ("torch",), "time_limit": 6.0 if device == "cuda" else 0.1,
+        "baselines": ALL if device == "cuda" else ("torch",), "time_limit": 4.0 if device == "cuda" else 0.1,
         "capacity": capacity_for(tokens, top_k, experts, ranks, alignment), "pairs": 128 if device == "cuda" else 8,
     }  # fmt: skip
     return BenchCase(

@@ -29,17 +29,21 @@ template <FedPlant kPlant>
 __device__ void read_rows(flexep::Reader<FedNote>& reader, int lane) {
   for (FedNote note; reader.next(note);) {
     const auto* const words = reinterpret_cast<const volatile std::uint32_t*>(reader.piece());
-    if constexpr (kPlant == FedPlant::pass_before_read) reader.pass();
+    if constexpr (kPlant == FedPlant::pass_before_read) {
+      reader.pass();
+      __nanosleep(5000);  // longer than a load takes
+    }
     const std::uint32_t sum = fold_of_lane(lane, [&](int w) { return words[w]; });
     store_plain(note.folds + lane, sum);
     if constexpr (kPlant != FedPlant::pass_before_read) reader.pass();
   }
 }
 
-/// Whether the lanes of all readers have said what the rows of this round hold. All lanes of the feeder call together.
+/// Whether the lanes of all readers have said what the rows of this round hold; the youngest row is looked at first. All
+/// lanes of the feeder call together.
 __device__ inline bool folds_are_right(const std::uint32_t* folds, int round) {
   bool right = true;
-  for (int i = static_cast<int>(threadIdx.x); i < kFedRows * FedTeam::kReaderLanes; i += 32) {
+  for (int i = kFedRows * FedTeam::kReaderLanes - 32 + static_cast<int>(threadIdx.x); i >= 0; i -= 32) {
     const int row = source_row(round, i / FedTeam::kReaderLanes);
     right &= load_plain(folds + i) ==
              fold_of_lane(i % FedTeam::kReaderLanes, [&](int w) { return source_word(row, w); });
