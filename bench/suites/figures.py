@@ -210,6 +210,8 @@ def main() -> int:
     print(text, end="")
     if given.out is not None:
         given.out.write_text(text)
+    if given.images is not None:
+        given.images.mkdir(parents=True, exist_ok=True)
     if given.images is not None and sweeps:
         pictures.draw_curves(
             given.images / "curve.png", {op: dict(all_curves(sweeps, op, rates)) for op in OPS}

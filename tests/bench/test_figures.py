@@ -135,8 +135,8 @@ def test_the_command_writes_what_it_was_given_files_for(
         (tmp_path / name).write_text(json.dumps(content))
     words = ["--side-by-side", "side", "--no-cliffs", "cliffs", "--curve", "flat", "--curve", "major"]
     given = [word if word.startswith("--") else str(tmp_path / word) for word in words]
-    out = tmp_path / "tables.md"
-    monkeypatch.setattr(sys, "argv", ["figures", *given, "--images", str(tmp_path), "--out", str(out)])
+    out, images = tmp_path / "tables.md", tmp_path / "new"
+    monkeypatch.setattr(sys, "argv", ["figures", *given, "--images", str(images), "--out", str(out)])
     assert figures.main() == 0
     text = out.read_text()
     assert text == capsys.readouterr().out
@@ -144,7 +144,7 @@ def test_the_command_writes_what_it_was_given_files_for(
         assert f"`{content['command']}`" in text
     assert "| deepep, flat |" in text
     assert "| model, expert-major |" in text
-    assert all((tmp_path / name).read_bytes()[:4] == b"\x89PNG" for name in ("curve.png", "roofline.png"))
+    assert all((images / name).read_bytes()[:4] == b"\x89PNG" for name in ("curve.png", "roofline.png"))
     monkeypatch.setattr(sys, "argv", ["figures", *given[:2]])
     assert figures.main() == 0
     assert "model" not in capsys.readouterr().out
