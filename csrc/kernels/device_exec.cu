@@ -88,6 +88,9 @@ static_assert(std::max({kPlaceMovers.stages, kRelayMovers.stages, kPushMovers.st
               RingWarp<StoreEach>::kMaxStages);
 static_assert(std::max({kPushSums.stages, kHomeSums.stages, kFlatHomeSums.stages}) <=
               FeedMover<TermPiece>::kMaxStages);
+static_assert(std::max({kPlaceMovers.count, kOfferMovers.count, kGroupSums.count, kRelaySums.count}) <=
+              CrewCounts::kMaxMovers);
+static_assert(kPushSums.count + std::max(kHomeSums.count, kFlatHomeSums.count) <= FedTeam::kMostTeams);
 
 /// The roles' movers for such rows: fewer where the kernel has no registers for all, and shorter rings where the CTA has
 /// no memory for all.
@@ -106,6 +109,10 @@ CrewPlan make_plan(int roles, int max_threads, const std::int64_t (&row_bytes)[3
   }
   while (plan.threads() > max_threads) --*std::max_element(plan.movers, plan.movers + roles);
   while (plan.shared_bytes() > CrewPlan::kSharedBytes) --*std::max_element(plan.stages, plan.stages + roles);
+  for (int role = 0; role < roles; ++role)
+    if (plan.movers[role] < 1 || (movers[role].stages > 0 && plan.stages[role] < 1))
+      throw Error("role " + std::to_string(role) + " of " + std::to_string(roles) +
+                  " has no mover for rows of " + std::to_string(row_bytes[role]) + " bytes");
   return plan;
 }
 

@@ -1,9 +1,10 @@
-// Runs operations of windows in GPU memory: one cooperative launch an operation, for the ranks that live on this GPU
-// (one, or all of them). The launch guarantees that its CTAs are there at once; beyond that ranks meet through the
-// exchange alone, as on any other machine. Nothing here waits for the GPU, and a captured graph can hold these calls.
+// Runs operations of windows in GPU memory, for the ranks that live on this GPU (one, or all of them): a cooperative
+// launch each, where those of a plan share theirs with its steps (one_sided_plan.h). The launch guarantees that its CTAs
+// are there at once; beyond that ranks meet through the exchange alone, as on any other machine. Nothing here waits for
+// the GPU, and a captured graph can hold these calls.
 //
 // A CTA serves one slice of one rank. Rows are moved by crews, its warps that wait, move and post (device_crews.cuh);
-// integers and records by the CTA as one team.
+// integers and records by the CTA as one team, records by two CTAs a slice.
 #pragma once
 #include <cstdint>
 #include <vector>

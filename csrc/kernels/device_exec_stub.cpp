@@ -1,4 +1,4 @@
-// Stands in for device_exec.cu in a build without nvcc: every entry raises with the option to set.
+// Stands in for device_exec.cu and device_plan.cu in a build without nvcc: every entry raises with the option to set.
 #if !defined(FLEXEP_WITH_CUDA)
 #include "base/error.h"
 #include "kernels/device_exec.h"

@@ -96,10 +96,11 @@ class CtaPart {
             world_.last_used + (cta_.hosted * shape.slices + layout().slice) * lines, world_.seconds};
   }
 
-  /// Once, by all threads: false, and the window has stopped, if this CTA of another kernel still runs.
+  /// Once, by all threads: whether this CTA may do anything. Not on a rank that has stopped, whose lists may be
+  /// undefined; if this CTA of another kernel still runs, the rank stops.
   __device__ bool begin(int op) {
     __shared__ int said;
-    if (begin_cta(state_, cta_.number, &said)) return true;  // all have met
+    if (begin_cta(state_, cta_.number, &said)) return !stopped();  // all have met
     if (threadIdx.x < 32) {
       OneWarp one;
       const Operation refused = operation(op);
@@ -107,8 +108,10 @@ class CtaPart {
     }
     return false;
   }
-  /// Whether the rank has stopped, as far as this thread sees.
-  __device__ bool stopped() const { return state_.window.stopped != 0; }
+  /// Whether the rank has stopped, as far as this CTA sees: the same on all threads, which call together.
+  __device__ bool stopped() const {
+    return __syncthreads_or(static_cast<const volatile WindowState&>(state_.window).stopped != 0) != 0;
+  }
   __device__ void count(const Moved& moved, int op) {
     add_moved(moved, world_.moved[cta_.hosted * kMaxDeviceOps + op]);
   }

@@ -119,12 +119,15 @@ class PlanCta {
 
   /// What this rank was not told it must not read by.
   __device__ void exchange(bool may_tell) const {
-    if (may_tell && !part_.stopped())
+    const bool stopped = part_.stopped();
+    if (may_tell && !stopped)
       part_.count(play<RecordTeams>(part_, launch_.records_op, said_, steps().records), launch_.records_op);
     part_.pass(false);
   }
 
+  /// Not of records that have not come.
   __device__ void receive() const {
+    if (part_.stopped()) return;
     steps().receive.template phase<0>(CtaBlock(cta_.number, cta_.count), nullptr);
   }
 
@@ -148,10 +151,10 @@ __global__ void __launch_bounds__(kCtaLanes, kCtasOfSm)
   CtaPart part(launch.world, tables, cta, RecordTeams::slice(cta.number));
   const PlanCta plan(launch, cta, part, &said);
   const bool begun = part.begin(launch.records_op);
-  plan.assign<0, kSpills>(on_chip);
+  if (begun) plan.assign<0, kSpills>(on_chip);
   all_meet();
   const bool drops = plan.drops();
-  plan.assign<1, kSpills>(on_chip);
+  if (begun) plan.assign<1, kSpills>(on_chip);
   plan.expect(drops, begun);
   all_meet();
   plan.exchange(begun);
@@ -160,7 +163,7 @@ __global__ void __launch_bounds__(kCtaLanes, kCtasOfSm)
   part.end();
 }
 
-/// Sees to shape and shared memory: all ranks' steps have lanes alike. fill(i, blocks).
+/// Sees to shape and shared memory: all ranks' steps have lanes alike, which their experts and ranks decide. fill(i, blocks).
 template <class Launch, class Step, class Fill>
 void launch_blocks(void (*on_chip)(Launch), void (*spills)(Launch), Launch& launch, const DeviceWorld& world,
                    const std::vector<Step>& steps, const Fill& fill, std::uintptr_t stream) {

@@ -398,7 +398,7 @@ __device__ __forceinline__ void add_pieces(Reader<TermPiece>& reader, const FedT
   }
 }
 
-/// Feeds such warps.
+/// Feeds such warps. Groups of terms are not for them (CollectCrews::adds_groups).
 class FeedAdder {
  public:
   __device__ FeedAdder(FeedMover<TermPiece>& mover, std::int64_t row_bytes, std::int64_t out_bytes)

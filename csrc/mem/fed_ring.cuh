@@ -19,9 +19,10 @@ namespace flexep {
 /// The warps of a CTA that share a ring: neighbours, the feeder first.
 struct FedTeam {
   static constexpr int kReaders = 4, kWarps = 1 + kReaders, kReaderLanes = 32 * kReaders;
+  static constexpr int kMostTeams = 15;  // of a CTA: named barriers, without that of __syncthreads
 
   int warp;     // the caller's
-  int barrier;  // the team's own: 1 to 15
+  int barrier;  // the team's own: 1 to kMostTeams
 
   __device__ bool feeds() const { return warp == 0; }
   /// Of a reader's lane, among all of them.

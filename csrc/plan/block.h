@@ -1,6 +1,6 @@
 // Who runs a step of the plan. A step has phases. A phase is run by blocks that never meet (the CTAs of one kernel);
-// the next phase begins when all of them are done and sees all that they wrote (the next kernel). No step needs its
-// blocks to be resident together, and none spins.
+// the next phase begins when all of them are done and sees all that they wrote (the next kernel, or over windows the
+// other side of a grid barrier). No step needs its blocks to be resident together, and none spins.
 //
 // A block is a Team (rank, size, sync: base/team.h) that also knows
 //   block(), blocks()         which of how many blocks
@@ -45,7 +45,7 @@ FLEXEP_HD int count_bits(uint32_t bits) {
 #endif
 }
 
-/// The lowest of some bits, of which there is one.
+/// The lowest bit that is set; at least one is.
 FLEXEP_HD int lowest_bit(uint32_t bits) {
 #if defined(__CUDA_ARCH__)
   return __ffs(static_cast<int>(bits)) - 1;

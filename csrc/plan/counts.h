@@ -49,7 +49,7 @@ struct CountSlots {
       add_blocks(team, team.block(), team.blocks(), shared);
   }
 
-  /// What phase 1 does of the `part`-th of `parts` ranges of keys, by one of as many blocks as had phase 0.
+  /// What phase 1 does of the `part`-th of `parts` ranges of keys, by one block; team.blocks(): how many had phase 0.
   template <class Team>
   FLEXEP_HD void add_blocks(const Team& team, int part, int parts, int32_t* shared) const {
     if (part == 0 && team.rank() == 0)

@@ -38,7 +38,6 @@ struct ExpectRows {
   PeerCounts peers;
   ClearRows rows;
 
-  FLEXEP_HD int64_t items() const { return rows.items(); }
   FLEXEP_HD int64_t shared_ints(int, int) const { return 0; }
 
   template <int kPhase, class Team>

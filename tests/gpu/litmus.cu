@@ -14,7 +14,7 @@
 //   shared-store: no-proxy-fence           what threads have written is mostly there when the copy engine reads it
 //   cta-count: set-before-the-words        the words follow before anybody looks
 //   end-role: no-fences                    the counter and the state meet in L2
-// Every wait has a deadline, so that no plant hangs.
+// Every wait has a deadline, or is for what was issued before, so that no plant hangs.
 #include "litmus_cta.cuh"
 #include "litmus_fed.cuh"
 #include "litmus_messages.cuh"

@@ -98,10 +98,12 @@ def test_two_graphs_in_any_order_follow_changing_routing(pool: RankPool) -> None
 
 
 @contextmanager
-def dispatcher(ctx: RankContext, timeout: float) -> Iterator[flexep.Dispatcher]:
+def dispatcher(ctx: RankContext, timeout: float, static: bool = False) -> Iterator[flexep.Dispatcher]:
+    """With `static` nothing waits for the device, so that all of a round is there before any of it has failed."""
     ep = flexep.Dispatcher(
-        ctx.group, num_experts=9, hidden=64, top_k=3, max_tokens=40, backend="deepep", timeout=timeout
-    )
+        ctx.group, num_experts=9, hidden=64, top_k=3, max_tokens=40, backend="deepep", timeout=timeout,
+        capacity=ctx.size * 40 * 3 + 16 * 9 if static else None,
+    )  # fmt: skip
     try:
         yield ep
     finally:
@@ -115,8 +117,8 @@ def one_round(ctx: RankContext, ep: flexep.Dispatcher) -> bool:
     return bool((ep.combine(r.x, r.handle) == 3 * x).all())
 
 
-def last_rank_does_not_come(ctx: RankContext) -> tuple[Exception | None, bool]:
-    with dispatcher(ctx, timeout=1.0) as ep:
+def last_rank_does_not_come(ctx: RankContext, static: bool) -> tuple[Exception | None, bool]:
+    with dispatcher(ctx, timeout=1.0, static=static) as ep:
         ctx.group.barrier()
         error = None
         try:
@@ -126,12 +128,13 @@ def last_rank_does_not_come(ctx: RankContext) -> tuple[Exception | None, bool]:
         except flexep.FlexEPError as raised:
             error = raised
         ctx.group.barrier()
-    with dispatcher(ctx, timeout=60.0) as ep:
+    with dispatcher(ctx, timeout=60.0, static=static) as ep:
         return error, one_round(ctx, ep)
 
 
-def test_a_rank_that_does_not_come_is_named_and_a_new_dispatcher_works(pool: RankPool) -> None:
-    *others, (absent, again) = pool.run(last_rank_does_not_come)
+@pytest.mark.parametrize("static", [False, True], ids=["exact", "static"])
+def test_a_rank_that_does_not_come_is_named_and_a_new_dispatcher_works(pool: RankPool, static: bool) -> None:
+    *others, (absent, again) = pool.run(last_rank_does_not_come, static)
     assert absent is None
     assert again
     for error, works in others:

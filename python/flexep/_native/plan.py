@@ -26,8 +26,8 @@ class Counted:
     """One rank's slots, counted.
 
     topk_idx [T, K]: as it came. said: what the rank publishes: how many ids and weights are wrong, the stamp, then
-    slots per place [E], distinct tokens per rank [R] and per domain [D]. The rest is for `assign_rows`. All of them are
-    undefined until `step` has run, which needs `weights`.
+    slots per place [E], distinct tokens per rank [R] and per domain [D]. `number` and `place_counts` are for
+    `assign_rows`. These three are undefined until `step` has run, which needs `weights`.
     """
 
     topk_idx: torch.Tensor

@@ -188,7 +188,7 @@ class HostWindows:
     def plan(
         self, plans: Sequence[RankPlan], counts_op: int, records_op: int, seconds: float
     ) -> list[list[Report]]:
-        """Runs plans, with a capacity two messages, else the second of them; no step follows one that failed."""
+        """Runs plans; the reports of their messages, none of one that was not sent. No step follows one that failed."""
         with _named():
             return _C.plan_on_host(self._native, [p.native for p in plans], counts_op, records_op, seconds)
 

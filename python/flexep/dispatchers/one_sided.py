@@ -83,7 +83,7 @@ class OneSidedBackend(Backend):
         return isinstance(self.window, DeviceWindow)
 
     def tell(self, counted: Sequence[Counted], op: str) -> list[torch.Tensor]:
-        if isinstance(self.window, DeviceWindow):
+        if isinstance(self.window, DeviceWindow):  # counts_later
             return self.window.count_and_publish(counted, op)
         return super().tell(counted, op)
 
