@@ -2,6 +2,8 @@
 // Code over a Team splits its work by rank and meets at sync(); a sync also makes every lane's earlier
 // writes visible to all lanes of the team.
 #pragma once
+#include <cstdint>
+
 #include "base/hd.h"
 
 namespace flexep {
@@ -20,14 +22,22 @@ struct Lane {
   FLEXEP_HD constexpr int size() const { return count; }
 };
 
-/// The half-open range of [0, n) that lane `rank` of `size` owns: contiguous, so that lane order is index
-/// order.
-struct LaneRange {
+/// The half-open range of [0, n) that one of `parts` owns: contiguous, in order, and the first ones longer by one where
+/// they cannot be alike. One 32-bit division: a GPU has no 64-bit one.
+struct Share {
   int begin, end;
+  FLEXEP_HD constexpr Share(int n, int part, int parts) : begin(0), end(0) {
+    const auto each = static_cast<int>(static_cast<std::uint32_t>(n) / static_cast<std::uint32_t>(parts));
+    const int longer = n - each * parts;
+    begin = each * part + (part < longer ? part : longer);
+    end = begin + each + (part < longer);
+  }
+};
+
+/// That of a lane of a team: lane order is index order.
+struct LaneRange : Share {
   template <class Team>
-  FLEXEP_HD LaneRange(const Team& team, int n)
-      : begin(static_cast<int>(static_cast<long long>(n) * team.rank() / team.size())),
-        end(static_cast<int>(static_cast<long long>(n) * (team.rank() + 1) / team.size())) {}
+  FLEXEP_HD LaneRange(const Team& team, int n) : Share(n, team.rank(), team.size()) {}
 };
 
 }  // namespace flexep

@@ -20,7 +20,7 @@ struct Cut {
 
   /// Chunks of this slice.
   FLEXEP_HD constexpr int chunks(std::int64_t elements) const {
-    const auto all = static_cast<int>(ceil_div(elements, static_cast<std::int64_t>(size)));
+    const int all = of_all_slices(elements);
     return all <= slice ? 0 : ceil_div(all - slice, slices);
   }
   FLEXEP_HD constexpr std::int64_t first(int chunk) const {
@@ -30,6 +30,15 @@ struct Cut {
   FLEXEP_HD constexpr Range range(int chunk, int elements) const {
     const auto begin = static_cast<int>(first(chunk));
     return {begin, elements - begin < size ? elements : begin + size};
+  }
+
+ private:
+  /// By a 32-bit division wherever that does: a GPU has no 64-bit one.
+  FLEXEP_HD constexpr int of_all_slices(std::int64_t elements) const {
+    if (elements <= INT32_MAX)
+      return static_cast<int>(
+          ceil_div(static_cast<std::uint32_t>(elements), static_cast<std::uint32_t>(size)));
+    return static_cast<int>(ceil_div(elements, static_cast<std::int64_t>(size)));
   }
 };
 
@@ -84,9 +93,8 @@ FLEXEP_HD Lane turned(const Lanes& lanes, int turn) {
 /// A lane's share of a range; a slice's is share(Lane{slice, slices}, range).
 template <class Lanes>
 FLEXEP_HD Range share(const Lanes& lanes, Range range) {
-  const long long n = range.end - range.begin;
-  return {static_cast<int>(range.begin + n * lanes.rank() / lanes.size()),
-          static_cast<int>(range.begin + n * (lanes.rank() + 1) / lanes.size())};
+  const LaneRange mine(lanes, range.end - range.begin);
+  return {range.begin + mine.begin, range.begin + mine.end};
 }
 
 }  // namespace flexep

@@ -100,7 +100,7 @@ class CtaPart {
   /// undefined; if this CTA of another kernel still runs, the rank stops.
   __device__ bool begin(int op) {
     __shared__ int said;
-    if (begin_cta(state_, cta_.number, &said)) return !stopped();  // all have met
+    if (begin_cta(state_, cta_.number, &said)) return __syncthreads_or(before_.stopped != 0) == 0;
     if (threadIdx.x < 32) {
       OneWarp one;
       const Operation refused = operation(op);

@@ -104,18 +104,6 @@ struct WarpLanes {
   FLEXEP_HD int size() const { return team.width(); }
 };
 
-/// The half-open range of [0, n) that one of `parts` owns: contiguous, in order, and the first ones longer by one where
-/// they cannot be alike. One 32-bit division: a GPU has no 64-bit one.
-struct Share {
-  int begin, end;
-  FLEXEP_HD Share(int n, int part, int parts) {
-    const auto each = static_cast<int>(static_cast<uint32_t>(n) / static_cast<uint32_t>(parts));
-    const int longer = n - each * parts;
-    begin = each * part + (part < longer ? part : longer);
-    end = begin + each + (part < longer);
-  }
-};
-
 /// The range of [0, n) that this warp owns: contiguous, so that warp order over all blocks is index order. A block's is
 /// the same whatever its warps.
 struct WarpRange {

@@ -63,7 +63,7 @@ struct PlaceLayout {
     high = team.warp_max(high);
     if (team.warp_sum(padded_rows(mine, high)) <= capacity) return static_cast<int32_t>(high);
     // Between two multiples of the alignment the padded rows do not change, so the largest cut is a multiple.
-    int64_t fits = 0, above = high / alignment;
+    int64_t fits = 0, above = static_cast<int32_t>(high) / alignment;
     while (fits < above) {
       const int64_t m = fits + (above - fits + 1) / 2;
       if (team.warp_sum(padded_rows(mine, m * alignment)) <= capacity)

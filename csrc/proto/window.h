@@ -46,19 +46,18 @@ struct WindowLayout {
 
   FLEXEP_HD constexpr explicit WindowLayout(const WindowShape& s) : shape(s), slice(0), bytes(0) {
     const auto R = static_cast<std::size_t>(s.topology.ranks);
-    const auto D = static_cast<std::size_t>(s.topology.domains());
-    const auto slots = static_cast<std::size_t>(s.slots);
     const auto slices = static_cast<std::size_t>(s.slices);
     Cursor cursor;
     for (int kind = 0; kind < kWordKinds; ++kind)
       words[kind] = cursor.take<Signal>(is_sliced(static_cast<Word>(kind)) ? slices * R : R, kAlign);
     faults = cursor.take<FaultRecord>(R, kAlign);
     board = cursor.take<std::int32_t>(2 * R * s.board_ints, kAlign);
-    mail = cursor.take<char>(slices * R * slots * s.mail_bytes, kAlign);
-    pull = cursor.take<char>(slices * pull_line_bytes(), kAlign);
-    relay_pull = cursor.take<char>(D > 1 ? slices * D * pull_line_bytes() : 0, kAlign);
-    push = cursor.take<char>(slices * (D > 1 ? D : R) * push_line_bytes(), kAlign);
-    relay_push = cursor.take<char>(D > 1 ? slices * R * push_line_bytes() : 0, kAlign);
+    const SliceBytes of = slice_bytes();
+    mail = cursor.take<char>(slices * of.mail, kAlign);
+    pull = cursor.take<char>(slices * of.pull, kAlign);
+    relay_pull = cursor.take<char>(slices * of.relay_pull, kAlign);
+    push = cursor.take<char>(slices * of.push, kAlign);
+    relay_push = cursor.take<char>(slices * of.relay_push, kAlign);
     registered = cursor.take<char>(static_cast<std::size_t>(s.registered_rows) * s.pull_row_bytes, kAlign);
     bytes = cursor.bytes(kAlign);
   }
@@ -71,8 +70,9 @@ struct WindowLayout {
     for (int kind = 0; kind < kWordKinds; ++kind)
       if (is_sliced(static_cast<Word>(kind)))
         of.words[kind].at += n * static_cast<std::size_t>(shape.topology.ranks) * sizeof(Signal);
-    const auto shift = [&](Span<char>& rings) { rings.at += n * (rings.bytes() / shape.slices); };
-    shift(of.mail), shift(of.pull), shift(of.relay_pull), shift(of.push), shift(of.relay_push);
+    const SliceBytes each = slice_bytes();
+    of.mail.at += n * each.mail, of.pull.at += n * each.pull, of.push.at += n * each.push;
+    of.relay_pull.at += n * each.relay_pull, of.relay_push.at += n * each.relay_push;
     return of;
   }
 
@@ -105,6 +105,16 @@ struct WindowLayout {
   }
 
  private:
+  struct SliceBytes {
+    std::size_t mail, pull, relay_pull, push, relay_push;
+  };
+  FLEXEP_HD constexpr SliceBytes slice_bytes() const {
+    const auto R = static_cast<std::size_t>(shape.topology.ranks);
+    const auto D = static_cast<std::size_t>(shape.topology.domains());
+    const bool relays = D > 1;
+    return {R * shape.slots * shape.mail_bytes, pull_line_bytes(), relays ? D * pull_line_bytes() : 0,
+            (relays ? D : R) * push_line_bytes(), relays ? R * push_line_bytes() : 0};
+  }
   FLEXEP_HD constexpr std::size_t pull_line_bytes() const {
     return static_cast<std::size_t>(shape.slots) * shape.pull_tokens * shape.pull_row_bytes;
   }
