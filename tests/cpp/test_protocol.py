@@ -127,8 +127,8 @@ def test_the_layout_of_the_window_is_as_written_down(tmp_path: Path) -> None:
 
 
 LAYOUT_CHANGES = [
-    ("D > 1 ? slices * R * push_line_bytes() : 0", "D > 1 ? slices * D * push_line_bytes() : 0"),
+    ("relays ? R * push_line_bytes() : 0", "relays ? D * push_line_bytes() : 0"),
     ("chunk % shape.slots) * shape.pull_tokens", "chunk) * shape.pull_tokens"),
-    ("n * (rings.bytes() / shape.slices)", "n * rings.bytes()"),
+    ("of.push.at += n * each.push", "of.push.at += 2 * n * each.push"),
     ("of.words[kind].at += n *", "of.words[kind].at += 0 * n *"),
 ]
