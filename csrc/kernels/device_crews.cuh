@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "kernels/deliver.h"
 #include "kernels/device_rows.cuh"
+#include "kernels/device_sums.cuh"
 
 namespace flexep {
 
@@ -250,7 +251,7 @@ struct CollectCrews {
   __device__ __forceinline__ static Moved fed(CtaCrews& crews, const Args& args, bool weighted, DType out,
                                               const Role& role) {
     const auto read = [&](Reader<TermPiece> reader, const FedTeam& team) {
-      weighted ? read_pieces<In, true>(reader, team, out) : read_pieces<In, false>(reader, team, out);
+      weighted ? add_pieces<In, true>(reader, team, out) : add_pieces<In, false>(reader, team, out);
     };
     return crews.by_feeder<TermPiece>(read, [&](auto& crew, auto& mover) {
       // The lanes that wait and post move nothing.
@@ -263,10 +264,6 @@ struct CollectCrews {
         role(crew, rows);
       }
     });
-  }
-  template <DType In, bool kWeighted>
-  __device__ __noinline__ static void read_pieces(Reader<TermPiece> reader, FedTeam team, DType out) {
-    add_pieces<In, kWeighted>(reader, team, out);
   }
 };
 

@@ -108,10 +108,8 @@ class CtaPart {
     }
     return false;
   }
-  /// Whether the rank has stopped, as far as this CTA sees: the same on all threads, which call together.
-  __device__ bool stopped() const {
-    return __syncthreads_or(static_cast<const volatile WindowState&>(state_.window).stopped != 0) != 0;
-  }
+  /// Whether the rank has stopped, as far as this CTA sees. By all threads, alike on all.
+  __device__ bool stopped() const { return cta_sees_stop(state_.window); }
   __device__ void count(const Moved& moved, int op) {
     add_moved(moved, world_.moved[cta_.hosted * kMaxDeviceOps + op]);
   }

@@ -187,6 +187,11 @@ __device__ inline bool begin_cta(DeviceState& state, int cta, int* said) {
   return free;
 }
 
+/// Whether a rank has stopped. By all threads of a CTA, alike on all, though the word may change while they look.
+__device__ inline bool cta_sees_stop(const WindowState& window) {
+  return __syncthreads_or(static_cast<const volatile WindowState&>(window).stopped != 0) != 0;
+}
+
 /// Adds what the warps of a CTA have moved in an operation.
 __device__ inline void add_moved(const Moved& moved, Moved& total) {
   if (threadIdx.x % 32 != 0) return;
