@@ -20,13 +20,13 @@ from typing import Any
 
 from bench.suites import pictures, record, side_by_side
 from bench.suites.measured import OPS
-from bench.suites.no_cliffs import Judged, Load, Rates, cliffs, load_of, model_us
+from bench.suites.no_cliffs import Judged, Key, Load, Rates, cliffs, load_of, model_us
 from flexep.benchmark.case import BenchCase
 from flexep.benchmark.sweep import runs
 from flexep.cli._bench_sweep import Curve, curves
 
 Found = dict[str, Any]
-ByRates = dict[tuple[int, str], Rates]  # (multiprocessors, operation)
+ByRates = dict[Key, Rates]
 WORDS = {"flat": "flat", "expert_major": "expert-major"}
 
 
@@ -49,20 +49,24 @@ class Point:
         return self.load.local / self.row["median_us"] / 1e3
 
 
-def case_of(row: Found) -> BenchCase:
+def case_of(row: Found, device: str) -> BenchCase:
     """A case with the rows of a result whose capacity has dropped none."""
     same = ("ranks", "tokens", "hidden", "experts", "top_k", "layout", "alignment", "routing", "fresh")
     return BenchCase(
-        dispatchers=(row["dispatcher"],), baselines=(), num_sms=row["sms"], **{k: row[k] for k in same}
+        device=device, dispatchers=(row["dispatcher"],), baselines=(), num_sms=row["sms"], **{k: row[k] for k in same}
     )  # fmt: skip
 
 
 def rates_of(no_cliffs: Found) -> ByRates:
     """The rates that no_cliffs has measured."""
     return {
-        (one["num_sms"], one["op"]): Rates(one["link"], one["local"], one["constant_us"])
+        (one["num_sms"], one["op"], one["sent_ahead"]): Rates(one["link"], one["local"], one["constant_us"])
         for one in no_cliffs["rates"]
     }
+
+
+def _device(of_run: Found) -> str:
+    return "cpu" if of_run["copy_engine"] is None else "cuda"
 
 
 def points(runs_: list[Found], rates: ByRates) -> list[Point]:
@@ -70,9 +74,9 @@ def points(runs_: list[Found], rates: ByRates) -> list[Point]:
     return [
         Point(
             row,
-            load_of(case_of(row), row["op"]),
+            load_of(case_of(row, _device(one)), row["op"]),
             _copy_gb_s(one, row["op"]),
-            rates.get((row["sms"], row["op"])),
+            rates.get((row["sms"], row["op"], case_of(row, _device(one)).sends_ahead)),
         )
         for one in runs_
         for row in one["results"]
@@ -118,9 +122,10 @@ def modelled(sweep: Found, op: str, rates: ByRates) -> Curve:
     """GB/s of what must cross by multiprocessors, where there are rates: a sweep of num_sms as the model has it."""
     found: Curve = {}
     for value, rows, rest in runs(sweep):
-        at, row = rates.get((value, op)), next(row for row in rows if row["op"] == op)
+        case = case_of(next(row for row in rows if row["op"] == op), _device(rest))
+        at = rates.get((value, op, case.sends_ahead))
         if at is not None:
-            found[value] = rest["must_cross_bytes"][op] / model_us(load_of(case_of(row), op), at) / 1e3
+            found[value] = rest["must_cross_bytes"][op] / model_us(load_of(case, op), at) / 1e3
     return found
 
 
@@ -149,14 +154,14 @@ def cliff_table(no_cliffs: Found) -> str:
     """Rates, and how far the shapes are from the model."""
     judged = [Judged(**one) for one in no_cliffs["results"]]
     lines = []
-    for (sms, op), at in rates_of(no_cliffs).items():
-        here = sorted(
-            (one for one in judged if (one.num_sms, one.op) == (sms, op)), key=lambda one: one.ratio
-        )
+    for (sms, op, ahead), at in rates_of(no_cliffs).items():
+        of_rates = [one for one in judged if (one.num_sms, one.op, one.sent_ahead) == (sms, op, ahead)]
+        here = sorted(of_rates, key=lambda one: one.ratio)
         worst = max(here, key=lambda one: abs(one.ratio - 1))
         far = len(cliffs(here, no_cliffs["tolerance"]))
         lines.append([
-            f"{op}, {sms} SMs", f"{at.link / 1e3:.0f}", f"{at.local / 1e3:.0f}", f"{at.constant_us:.1f}",
+            f"{op}, {sms} SMs, {'sent ahead' if ahead else 'pulled'}",
+            f"{at.link / 1e3:.0f}", f"{at.local / 1e3:.0f}", f"{at.constant_us:.1f}",
             f"{here[0].ratio:.2f} to {here[-1].ratio:.2f}", f"{far} of {len(here)}",
             f"H {worst.hidden}, K {worst.top_k}, {worst.routing}",
         ])  # fmt: skip

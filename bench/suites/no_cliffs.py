@@ -9,13 +9,15 @@ An operation takes as long as the slower of two things, and a constant:
 Link bytes are those that the busiest rank sends or receives. Local bytes of dispatch are the rows that it writes,
 padding included; of combine, the expert rows that it reads and the sums that it writes. Both rates and the constant are
 measured once for each number of multiprocessors, on shapes made for it: tokens that all cross and arrive once, tokens
-that all stay and arrive K times, and a single token. Nothing is fitted to the shapes that are judged. Plans are kept,
-so that rows alone are timed. Exit codes: 0 every shape is near the model, 1 some shape is further away than the
-tolerance or wrong, 2 nothing could be measured.
+that all stay and arrive K times, and a single token. Where rows are sent ahead of the plan, every token crosses to
+every peer, by copy engines: the link and the constant then have measurements of their own. Nothing is fitted to the
+shapes that are judged. Plans are kept, so that rows alone are timed. Exit codes: 0 every shape is near the model, 1
+some shape is further away than the tolerance or wrong, 2 nothing could be measured.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -32,6 +34,7 @@ TOLERANCE = 0.15
 HIDDEN = (2048, 2880, 4096, 5120)
 TOP_K = (1, 2, 6)
 ROUTING = ("uniform", "zipf", "hot")
+Key = tuple[int | None, str, bool]  # multiprocessors, operation, whether rows are sent ahead
 Measure = Callable[[BenchCase], dict[str, float]]  # {operation: microseconds}
 
 
@@ -62,6 +65,7 @@ class Judged:
 
     num_sms: int | None
     op: str
+    sent_ahead: bool
     hidden: int
     top_k: int
     routing: str
@@ -77,7 +81,9 @@ def load_of(case: BenchCase, op: str) -> Load:
     """What an operation must move, by the oracle's plan."""
     rows = _rows(replace(case.asked, hidden=_narrow(case)))
     row = case.hidden * case.world.dtype.itemsize
-    return Load(rows["link"] * row, rows[op] * row)
+    ahead = op == "dispatch" and case.sends_ahead
+    crosses = (case.ranks - 1) * case.tokens if ahead else rows["link"]
+    return Load(crosses * row, rows[op] * row)
 
 
 def _narrow(case: BenchCase) -> int:
@@ -110,7 +116,9 @@ def references(base: BenchCase) -> dict[str, BenchCase]:
     """The shapes that give the link's rate, memory's rate and the constant."""
     return {
         "link": replace(base, routing="next_rank", top_k=1, layout="flat"),
-        "local": replace(base, routing="own_rank", top_k=min(6, base.experts // base.ranks)),
+        "local": replace(
+            base, routing="own_rank", top_k=min(6, base.experts // base.ranks), send_ahead=False
+        ),
         "constant": replace(base, tokens=1, top_k=1, layout="flat"),
     }
 
@@ -139,15 +147,15 @@ def shapes(base: BenchCase) -> Iterator[BenchCase]:
                 yield replace(base, hidden=hidden, top_k=top_k, routing=routing)
 
 
-def judge(case: BenchCase, rates: dict[str, Rates], measure: Measure) -> list[Judged]:
+def judge(case: BenchCase, rates: dict[Key, Rates], measure: Measure) -> list[Judged]:
     """Both operations of a shape."""
-    times, found = measure(case), []
+    times, found, ahead = measure(case), [], case.sends_ahead
     for op in OPS:
         load = load_of(case, op)
-        expected = model_us(load, rates[op])
+        expected = model_us(load, rates[case.num_sms, op, ahead])
         found.append(
             Judged(
-                case.num_sms, op, case.hidden, case.top_k, case.routing, case.tokens, load.link, load.local,
+                case.num_sms, op, ahead, case.hidden, case.top_k, case.routing, case.tokens, load.link, load.local,
                 times[op], expected, times[op] / expected,
             )
         )  # fmt: skip
@@ -156,14 +164,16 @@ def judge(case: BenchCase, rates: dict[str, Rates], measure: Measure) -> list[Ju
 
 def run(
     base: BenchCase, num_sms: list[int | None], measure: Measure, cases: list[BenchCase]
-) -> tuple[dict[int | None, dict[str, Rates]], list[Judged]]:
-    """Rates by number of multiprocessors, and every shape at each of them; a shape keeps its inputs meanwhile."""
-    rates = {sms: measure_rates(replace(base, num_sms=sms), measure) for sms in num_sms}
+) -> tuple[dict[Key, Rates], list[Judged]]:
+    """Rates, and every shape at each number of multiprocessors; a shape keeps its inputs meanwhile."""
+    ways = sorted({case.sends_ahead for case in cases})
+    rates: dict[Key, Rates] = {}
+    for sms in num_sms:
+        for ahead in ways:
+            found = measure_rates(replace(base, num_sms=sms, send_ahead=ahead), measure)
+            rates |= {(sms, op, ahead): one for op, one in found.items()}
     judged = [
-        one
-        for case in cases
-        for sms in num_sms
-        for one in judge(replace(case, num_sms=sms), rates[sms], measure)
+        one for case in cases for sms in num_sms for one in judge(replace(case, num_sms=sms), rates, measure)
     ]
     return rates, judged
 
@@ -173,26 +183,30 @@ def cliffs(judged: list[Judged], tolerance: float = TOLERANCE) -> list[Judged]:
     return [one for one in judged if abs(one.ratio - 1) > tolerance]
 
 
-def report(rates: dict[int | None, dict[str, Rates]], judged: list[Judged], tolerance: float) -> str:
+def report(rates: dict[Key, Rates], judged: list[Judged], tolerance: float) -> str:
     """Two tables."""
     speeds = [
-        [str(sms), op, f"{r.link / 1e3:.0f}", f"{r.local / 1e3:.0f}", f"{r.constant_us:.1f}"]
-        for sms, by_op in rates.items()
-        for op, r in by_op.items()
+        [str(sms), op, _way(ahead), f"{r.link / 1e3:.0f}", f"{r.local / 1e3:.0f}", f"{r.constant_us:.1f}"]
+        for (sms, op, ahead), r in rates.items()
     ]
     far = cliffs(judged, tolerance)
     lines = [
         [
-            str(one.num_sms), one.op, str(one.hidden), str(one.top_k), one.routing, f"{one.link_bytes / 1e6:.1f}",
+            str(one.num_sms), one.op, _way(one.sent_ahead), str(one.hidden), str(one.top_k), one.routing,
+            f"{one.link_bytes / 1e6:.1f}",
             f"{one.local_bytes / 1e6:.1f}", f"{one.measured_us:.1f}", f"{one.model_us:.1f}",
             f"{one.ratio:.2f}" + (" cliff" if one in far else ""),
         ]
         for one in judged
     ]  # fmt: skip
-    heads = ["SMs", "op", "H", "K", "routing", "link MB", "local MB", "us", "model us", "ratio"]
+    heads = ["SMs", "op", "rows", "H", "K", "routing", "link MB", "local MB", "us", "model us", "ratio"]
     verdict = f"{len(far)} of {len(judged)} further than {tolerance:.0%} from the model"
-    rate_table = record.table(["SMs", "op", "link GB/s", "local GB/s", "constant us"], speeds)
+    rate_table = record.table(["SMs", "op", "rows", "link GB/s", "local GB/s", "constant us"], speeds)
     return "\n\n".join([rate_table, record.table(heads, lines), verdict])
+
+
+def _way(ahead: bool) -> str:
+    return "ahead" if ahead else "pulled"
 
 
 def main() -> int:
@@ -203,6 +217,9 @@ def main() -> int:
     parser.add_argument(
         "--num-sms", default="", help="numbers separated by commas; none: the dispatcher's choice"
     )
+    parser.add_argument(
+        "--send-ahead", action=argparse.BooleanOptionalAction, help="not given: as the dispatcher chooses"
+    )
     parser.add_argument("--shapes", type=int, help="only the first so many")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE)
     given = parser.parse_args()
@@ -210,6 +227,7 @@ def main() -> int:
     base = BenchCase(
         device=given.device, ranks=given.ranks, dispatchers=(given.dispatcher,), baselines=(), hidden=4096,
         tokens=given.tokens, experts=given.experts, top_k=1, fresh=False,
+        send_ahead=given.send_ahead,
     )  # fmt: skip
     num_sms = [int(n) for n in given.num_sms.split(",")] if given.num_sms else [None]
     try:
@@ -221,7 +239,7 @@ def main() -> int:
     print(report(rates, judged, given.tolerance))
     if given.out is not None:
         speeds = [
-            {"num_sms": n, "op": op, **asdict(r)} for n, by_op in rates.items() for op, r in by_op.items()
+            {"num_sms": n, "op": op, "sent_ahead": ahead, **asdict(r)} for (n, op, ahead), r in rates.items()
         ]
         results = [asdict(one) for one in judged]
         record.write(

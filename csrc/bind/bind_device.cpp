@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "bind/bind.h"
-#include "kernels/device_exec.h"
+#include "kernels/device_ahead.h"
 
 namespace flexep {
 
@@ -31,6 +31,15 @@ void bind_device(py::module_& m) {
   with_arguments("device_exchange_records", &launch_records);
   with_arguments("device_deliver", &launch_deliver);
   with_arguments("device_collect", &launch_collect);
+  m.attr("AHEAD_SMS") = kAheadSms;
+  py::class_<AheadArgs>(m, "AheadArgs")
+      .def(py::init([](Address x, int tokens) { return AheadArgs{at<void>(x), tokens}; }), py::arg("x"),
+           py::arg("tokens"));
+  py::class_<SendAhead>(m, "SendAhead")
+      .def(py::init<const DeviceWorld&, const std::vector<Address>&>(), py::arg("world"), py::arg("windows"))
+      .def("start", &SendAhead::start, unlocked, py::arg("args"), py::arg("op"), py::arg("seconds"),
+           py::arg("stream"))
+      .def("join", &SendAhead::join, unlocked, py::arg("stream"));
   m.def("device_leave", &launch_leave, unlocked, py::arg("world"), py::arg("stream"));
   m.def(
       "device_fault",

@@ -12,9 +12,11 @@ namespace py = pybind11;
 
 WindowShape make_shape(int ranks, int domain_size, int slices, int slots, int pull_tokens, int push_tokens,
                        int pull_row_bytes, int push_row_bytes, int mail_bytes, int board_ints,
-                       int registered_rows) {
-  return {{ranks, domain_size}, slices,         slots,      pull_tokens, push_tokens,
-          pull_row_bytes,       push_row_bytes, mail_bytes, board_ints,  registered_rows};
+                       int registered_rows, int landed_rows) {
+  if (landed_rows > 0 && domain_size != ranks)
+    throw Error("landed_rows " + std::to_string(landed_rows) + ": none where rows take two hops");
+  return {{ranks, domain_size}, slices,     slots,      pull_tokens,     push_tokens, pull_row_bytes,
+          push_row_bytes,       mail_bytes, board_ints, registered_rows, landed_rows};
 }
 
 Arrivals make_arrivals(Address token, Address base, Address rows, int top_k) {
@@ -76,7 +78,7 @@ void bind_args(py::module_& m) {
       .def(py::init(&make_shape), py::kw_only(), py::arg("ranks"), py::arg("domain_size"), py::arg("slices"),
            py::arg("slots"), py::arg("pull_tokens"), py::arg("push_tokens"), py::arg("pull_row_bytes"),
            py::arg("push_row_bytes"), py::arg("mail_bytes"), py::arg("board_ints"),
-           py::arg("registered_rows"))
+           py::arg("registered_rows"), py::arg("landed_rows"))
       .def_property_readonly("bytes", [](const WindowShape& s) { return WindowLayout(s).bytes; })
       .def_property_readonly("registered_at",
                              [](const WindowShape& s) { return WindowLayout(s).registered.at; });
@@ -109,6 +111,7 @@ std::tuple<Epoch, int, int> parts_of(Signal signal) {
 
 void bind_reports(py::module_& m) {
   m.attr("MAX_CHUNKS") = kMaxChunks;
+  m.attr("MOST_MAIL_SLICES") = kMostMailSlices;
   py::class_<FaultRecord>(m, "FaultRecord")
       .def_readonly("epoch", &FaultRecord::epoch)
       .def_readonly("op", &FaultRecord::op)

@@ -3,6 +3,9 @@
 // Every source offers chunk after chunk of its rows in its own window; the ranks of its domain read them there. For
 // other domains the relay on its rail reads a row once and offers it again inside its domain.
 //
+// Or every source sends all of its rows ahead to all peers (WindowShape::landed_rows), before anybody knows who needs
+// which; destinations then read their own windows. The words are those of a pull.
+//
 // `Row` (host_rows.h, or a kernel's) says what is done with a row: place(j, row, next) at received row j. Rows of `out`
 // that no row comes to are the caller's to clear.
 #pragma once
@@ -11,6 +14,56 @@
 #include "proto/relay.h"
 
 namespace flexep {
+
+/// Whether rows are sent ahead.
+FLEXEP_HD bool sends_ahead(const WindowLayout& layout) { return layout.shape.landed_rows > 0; }
+
+/// Source: sends my chunks of a slice to every peer at once. On a GPU the copy engines do this for all slices
+/// (device_ahead.h).
+template <class Crew>
+FLEXEP_HD Status send_ahead(Crew& crew, const DeliverArgs& args) {
+  const WindowLayout& layout = crew.layout();
+  const Cut cut = pull_cut(layout);
+  const int me = crew.rank(), R = layout.shape.topology.ranks, T = args.tokens_of[me];
+  const int chunks = cut.chunks(T);
+  if (chunks == 0) return Status::arrived;
+  return crew.step(
+      [&](auto& exchange) {
+        for (int step = 1; step < R; ++step) {
+          const Status status = exchange.claim(Channel::pull, Topology::direct(me, (me + step) % R), 0);
+          if (status != Status::arrived) return status;
+        }
+        return Status::arrived;
+      },
+      [&](auto& mem, const auto& lanes) {
+        const auto row_bytes = static_cast<std::size_t>(layout.shape.pull_row_bytes);
+        const char* const x = static_cast<const char*>(args.x);
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+          const Range mine = share(turned(lanes, chunk), cut.range(chunk, T));
+          for (int t = mine.begin; t < mine.end; ++t)
+            for (int step = 1; step < R; ++step) {
+              const int to = (me + step) % R;
+              mem.put(to, layout.landed_row(to, me, t), x + t * row_bytes, row_bytes);
+            }
+        }
+      },
+      [&](auto& exchange) {
+        for (int step = 1; step < R; ++step)
+          exchange.announce(Channel::pull, Topology::direct(me, (me + step) % R), chunks - 1);
+      });
+}
+
+/// Source whose rows of a slice have been sent ahead outside of this operation: writes down that they were.
+template <class Crew>
+FLEXEP_HD void take_sent(Crew& crew, const DeliverArgs& args) {
+  const WindowLayout& layout = crew.layout();
+  const int me = crew.rank(), R = layout.shape.topology.ranks;
+  if (pull_cut(layout).chunks(args.tokens_of[me]) == 0) return;
+  (void)crew.only_wait([&](auto& exchange) {
+    for (int step = 1; step < R; ++step) exchange.take(Channel::pull, Topology::direct(me, (me + step) % R));
+    return Status::arrived;
+  });
+}
 
 /// Source: puts my chunks into my window and offers each to the ranks of my domain and to the relays on my rail.
 template <class Crew>
@@ -87,7 +140,9 @@ FLEXEP_HD Status place_rows(Crew& crew, const DeliverArgs& args, Row& row) {
       const int source = (me + step) % R, chunks = cut.chunks(args.tokens_of[source]);
       if (chunk >= chunks) continue;
       const PullFrom from = pull_from(layout.shape.topology, me, source);
+      const bool landed = sends_ahead(layout);
       const auto first_row = [&] {  // of the chunk
+        if (landed) return layout.landed_row(me, source, static_cast<int>(cut.first(chunk)));
         if (from.relay_domain >= 0) return layout.relay_pull_row(from.relay_domain, chunk, 0);
         return args.registered[source] ? layout.registered_row(static_cast<int>(cut.first(chunk)))
                                        : layout.pull_row(chunk, 0);
@@ -106,10 +161,11 @@ FLEXEP_HD Status place_rows(Crew& crew, const DeliverArgs& args, Row& row) {
             const char* const x = static_cast<const char*>(args.x);
             const std::int64_t first = cut.first(chunk);
             const std::size_t first_at = is_mine ? 0 : first_row(), stride = layout.shape.pull_row_bytes;
+            const int owner = landed ? me : from.owner;
             const auto at = [&](int j) -> const void* {
               const int token = tokens[j];
               return is_mine ? x + token * row_bytes
-                             : mem.view(from.owner, first_at + (token - first) * stride, row_bytes);
+                             : mem.view(owner, first_at + (token - first) * stride, row_bytes);
             };
             const void* next = mine.begin < mine.end ? at(mine.begin) : nullptr;
             for (int j = mine.begin; j < mine.end; ++j) {

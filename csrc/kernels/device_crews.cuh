@@ -147,6 +147,7 @@ class CtaCrews {
 /// copy engine of the SM does one thing after the other, and is busy with those that are placed.
 struct DeliverCrews {
   using Args = DeliverArgs;
+  static constexpr bool kDelivers = true;
   static constexpr int kMaxThreads = 512;
   static constexpr int kPlace = 0, kOffer = 1;
 
@@ -166,7 +167,10 @@ struct DeliverCrews {
   __device__ __noinline__ static Moved offer(CtaCrews& crews, const Args& args, const DevicePlace& to,
                                              const Zeros& zeros) {
     return crews.by_lanes([&](auto& crew, auto&) {
-      offer_rows(crew, args);
+      if (sends_ahead(crew.layout()))
+        take_sent(crew, args);
+      else
+        offer_rows(crew, args);
       crew.finish();  // all is offered before anybody has time for the rows that nothing fills
       crew.only_move([&](auto&, const auto&) { to.pad(crews.among_all(), zeros); });
     });
@@ -189,6 +193,7 @@ struct DeliverCrews {
 /// added by warps that a feeder brings them to. Sums are stored by ordinary stores.
 struct CollectCrews {
   using Args = CollectArgs;
+  static constexpr bool kDelivers = false;
   static constexpr int kMaxThreads = 640;
   static constexpr int kPush = 0, kHome = 1;
 

@@ -51,9 +51,12 @@ __global__ void __launch_bounds__(Crews::kMaxThreads, 1)
   crews.begin();
   // Both are so for everybody: beginning meets.
   part.run(launch.op, false, [&] {
-    const Operation operation = part.operation(launch.op);
+    const bool ahead = Crews::kDelivers && sends_ahead(part.layout());
+    const Operation operation = ahead ? part.operation_ahead(launch.op) : part.operation(launch.op);
     CtaCrews crew(launch.crews, part.mem(), part.layout(), operation, counts, shared);
-    return crews.run(crew, args, part.layout().shape.topology.ranks);
+    const Moved moved = crews.run(crew, args, part.layout().shape.topology.ranks);
+    if (ahead) part.heed(launch.op);
+    return moved;
   });
 }
 

@@ -4,7 +4,7 @@
 // the GPU, and a captured graph can hold these calls.
 //
 // A CTA serves one slice of one rank. Rows are moved by crews, its warps that wait, move and post (device_crews.cuh);
-// integers and records by the CTA as one team, records by two CTAs a slice.
+// integers and records by the CTA as one team, records by two CTAs a slice, in the first slices alone.
 #pragma once
 #include <cstdint>
 #include <vector>

@@ -1,7 +1,7 @@
-// Stands in for device_exec.cu and device_plan.cu in a build without nvcc: every entry raises with the option to set.
+// Stands in for device_exec.cu, device_plan.cu and device_ahead.cu in a build without nvcc: every entry raises with the option to set.
 #if !defined(FLEXEP_WITH_CUDA)
 #include "base/error.h"
-#include "kernels/device_exec.h"
+#include "kernels/device_ahead.h"
 #include "kernels/one_sided_plan.h"
 
 namespace flexep {
@@ -36,6 +36,11 @@ void plan_on_device(const DeviceWorld&, const std::vector<OneSidedPlan>&, const 
                     std::uintptr_t) {
   refuse();
 }
+class SendAhead::Streams {};
+SendAhead::SendAhead(const DeviceWorld&, const std::vector<std::uintptr_t>&) { refuse(); }
+SendAhead::~SendAhead() = default;
+void SendAhead::start(const std::vector<AheadArgs>&, int, double, std::uintptr_t) { refuse(); }
+void SendAhead::join(std::uintptr_t) { refuse(); }
 bool read_report(const DeviceWorld&, int, FaultRecord&) { refuse(); }
 
 }  // namespace flexep

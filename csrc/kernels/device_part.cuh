@@ -90,10 +90,13 @@ class CtaPart {
   __device__ const WarpMem& mem() const { return mem_; }
   /// The next operation, for those that play it.
   __device__ Operation operation(int op) const {
-    const WindowShape& shape = layout().shape;
-    const std::int64_t lines = static_cast<std::int64_t>(kChannels) * shape.topology.ranks;
-    return {rank_, before_.epoch + operations_ + 1, op,
-            world_.last_used + (cta_.hosted * shape.slices + layout().slice) * lines, world_.seconds};
+    return {rank_, before_.epoch + operations_ + 1, op, last_used(layout().slice), world_.seconds};
+  }
+  /// A delivery of rows that were sent ahead: its words have the epoch that `note_ahead` has noted.
+  __device__ Operation operation_ahead(int op) const {
+    Operation of = operation(op);
+    of.epoch = state_.ahead;
+    return of;
   }
 
   /// Once, by all threads: whether this CTA may do anything. Not on a rank that has stopped, whose lists may be
@@ -107,6 +110,45 @@ class CtaPart {
       Exchange<WarpMem, OneWarp>(mem_, one, layout(), refused).refuse(Status::busy);
     }
     return false;
+  }
+  /// Waits until all peers have read what this rank's last delivery has offered, or sent ahead, in any slice.
+  __device__ void await_idle_lines(int op) {
+    const WindowLayout& all = layout();  // of slice 0
+    const int R = all.shape.topology.ranks, lines = all.shape.slices * R;
+    bool late = false;
+    for (int i = static_cast<int>(threadIdx.x); i < lines; i += static_cast<int>(blockDim.x)) {
+      const int slice = i / R, line = static_cast<int>(Channel::pull) * R + i % R;
+      const Epoch last = last_used(slice)[line];
+      const std::size_t word = all.slice_word(free_word(Channel::pull), slice, i % R);
+      late |= last != 0 && !has_reached(CudaMem(tables_.windows, 0, rank_, state_.window).load(word),
+                                        make_signal(last + 1, 0, op));
+    }
+    if (__syncthreads_or(late) == 0) return;
+    OneWarp one;
+    for (int slice = static_cast<int>(threadIdx.x) / 32; slice < all.shape.slices;
+         slice += static_cast<int>(blockDim.x) / 32) {
+      const WindowLayout mine = all.of_slice(slice);
+      Operation of = operation(op);
+      of.last_used = last_used(slice);
+      Exchange<WarpMem, OneWarp> exchange(mem_, one, mine, of);
+      for (int step = 1; step < R; ++step)
+        if (exchange.emptied_before(Channel::pull, Topology::direct(rank_, (rank_ + step) % R)) !=
+            Status::arrived)
+          return;
+    }
+  }
+  /// The next operation's epoch is that of rows sent ahead from here on, on every rank that delivers them.
+  __device__ void note_ahead() {
+    if (threadIdx.x == 0) state_.ahead = before_.epoch + operations_ + 1;
+  }
+  /// Stops if a peer has given up by now: it may have sent rows over those that were read. By all threads, once they have
+  /// read.
+  __device__ void heed(int op) {
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    OneWarp one;
+    const Operation of = operation(op);
+    Exchange<WarpMem, OneWarp>(mem_, one, layout(), of).heed();
   }
   /// Whether the rank has stopped, as far as this CTA sees. By all threads, alike on all.
   __device__ bool stopped() const { return cta_sees_stop(state_.window); }
@@ -135,6 +177,12 @@ class CtaPart {
   }
 
  private:
+  __device__ Epoch* last_used(int slice) const {
+    const WindowShape& shape = layout().shape;
+    const std::int64_t lines = static_cast<std::int64_t>(kChannels) * shape.topology.ranks;
+    return world_.last_used + (cta_.hosted * shape.slices + slice) * lines;
+  }
+
   const LaunchedWorld& world_;
   const CtaTables& tables_;
   const CtaOfRank cta_;
@@ -166,7 +214,7 @@ struct PublishTeams {
 struct RecordTeams {
   using Args = RecordArgs;
   static constexpr bool kPublishes = false;
-  FLEXEP_HD static int ctas(const WindowShape& shape) { return 2 * shape.slices; }
+  FLEXEP_HD static int ctas(const WindowShape& shape) { return 2 * shape.mail_slices(); }
   FLEXEP_HD static int slice(int cta) { return cta / 2; }
   template <class Exchange>
   __device__ static void run(int cta, Exchange& exchange, const Args& args, int) {

@@ -47,7 +47,12 @@ class HostWindows::Run {
   /// over one lane.
   template <class Role>
   void add(std::size_t i, int lanes, const Role& role) {
-    for (int slice = 0; slice < owner_.layout_.shape.slices; ++slice) add(i, slice, lanes, role);
+    add_to(owner_.layout_.shape.slices, i, lanes, role);
+  }
+  /// The same in the first slices alone.
+  template <class Role>
+  void add_to(int slices, std::size_t i, int lanes, const Role& role) {
+    for (int slice = 0; slice < slices; ++slice) add(i, slice, lanes, role);
   }
   template <class Role>
   void add(std::size_t i, int slice, int lanes, const Role& role) {
@@ -165,14 +170,15 @@ std::vector<Report> HostWindows::publish(const std::vector<PublishArgs>& args, i
 std::vector<Report> HostWindows::exchange_records(const std::vector<RecordArgs>& args, int op,
                                                   double seconds) {
   Run run(*this, op, seconds);
+  const int slices = layout_.shape.mail_slices();
   for (std::size_t i = 0; i < args.size(); ++i) {
     const auto take = [&records = args[i]](auto& exchange) { take_records(exchange, records, std::memcpy); };
     const auto send = [&records = args[i]](auto& exchange) { send_records(exchange, records); };
     if (records_fit(layout_, ranks_[i]->rank, args[i])) {
-      run.add(i, 1, [send, take](auto& exchange) { send(exchange), take(exchange); });
+      run.add_to(slices, i, 1, [send, take](auto& exchange) { send(exchange), take(exchange); });
     } else {
-      run.add(i, 1, take);
-      run.add(i, 1, send);
+      run.add_to(slices, i, 1, take);
+      run.add_to(slices, i, 1, send);
     }
   }
   return run.finish();
@@ -180,6 +186,10 @@ std::vector<Report> HostWindows::exchange_records(const std::vector<RecordArgs>&
 
 std::vector<Report> HostWindows::deliver(const std::vector<DeliverArgs>& args, int op, double seconds,
                                          int lanes) {
+  for (std::size_t i = 0; i < args.size() && sends_ahead(layout_); ++i)
+    if (const int tokens = args[i].tokens_of[ranks_[i]->rank]; tokens > layout_.shape.landed_rows)
+      throw Error(std::to_string(tokens) + " tokens to send ahead: at most " +
+                  std::to_string(layout_.shape.landed_rows));
   Run run(*this, op, seconds);
   const Topology& topology = layout_.shape.topology;
   for (std::size_t i = 0; i < args.size(); ++i) {
@@ -195,7 +205,7 @@ std::vector<Report> HostWindows::deliver(const std::vector<DeliverArgs>& args, i
     if (topology.ranks > 1)
       run.add(i, 1, [&rows = args[i]](auto& exchange) {
         TeamCrew crew(exchange);
-        offer_rows(crew, rows);
+        sends_ahead(exchange.layout()) ? send_ahead(crew, rows) : offer_rows(crew, rows);
       });
     if (topology.domains() > 1)
       run.add(i, 1, [&rows = args[i]](auto& exchange) {

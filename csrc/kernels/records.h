@@ -9,7 +9,7 @@ namespace flexep {
 
 /// How records are cut: bytes of a list in one rank's order. A chunk holds at least one record.
 FLEXEP_HD constexpr Cut mail_cut(const WindowLayout& layout) {
-  return {layout.shape.mail_bytes, layout.shape.slices, layout.slice};
+  return {layout.shape.mail_bytes, layout.shape.mail_slices(), layout.slice};
 }
 
 /// Bytes that precede each rank's part of a list of records in rank order.

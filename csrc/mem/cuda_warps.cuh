@@ -83,6 +83,7 @@ struct DeviceState {
   WindowState window;
   std::uint32_t running[kMaxCtas] = {};  // 1 while that CTA of an operation runs
   std::uint32_t ended = 0;               // CTAs of this operation that have ended
+  Epoch ahead = 0;                       // of the delivery whose rows are sent ahead, as its words say it
 };
 
 /// Where the host looks for a rank's failure: memory that both see.

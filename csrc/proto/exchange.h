@@ -70,16 +70,27 @@ class Exchange {
   FLEXEP_HD Status claim(Channel channel, const Line& line, int chunk) {
     const int slots = layout_.shape.slots;
     if (chunk > 0 && chunk < slots) return Status::arrived;
-    Status status = Status::arrived;
-    if (team_.rank() == 0) {
-      Epoch& last = op_.last_used[static_cast<int>(channel) * topology().ranks + line.here];
-      if (chunk > 0)
-        status = await(free_word(channel), line.here, signal(chunk + 1 - slots), line.peer);
-      else if (last != 0)
-        status = await(free_word(channel), line.here, make_signal(last + 1, 0, op_.op), line.peer);
-      if (chunk == 0 && status == Status::arrived) last = op_.epoch;
+    if (chunk == 0) {
+      const Status status = emptied_before(channel, line);
+      if (status == Status::arrived) take(channel, line);
+      return status;
     }
+    Status status = Status::arrived;
+    if (team_.rank() == 0)
+      status = await(free_word(channel), line.here, signal(chunk + 1 - slots), line.peer);
     return static_cast<Status>(team_.broadcast(static_cast<int>(status)));
+  }
+  /// Writer: waits until the line's last operation has been read to its end, and writes nothing down.
+  FLEXEP_HD Status emptied_before(Channel channel, const Line& line) {
+    Status status = Status::arrived;
+    if (team_.rank() == 0 && last_used(channel, line) != 0)
+      status = await(free_word(channel), line.here, make_signal(last_used(channel, line) + 1, 0, op_.op),
+                     line.peer);
+    return static_cast<Status>(team_.broadcast(static_cast<int>(status)));
+  }
+  /// Writer, of an idle line: writes down that this operation uses it, which its reader then gives back.
+  FLEXEP_HD void take(Channel channel, const Line& line) {
+    if (team_.rank() == 0) last_used(channel, line) = op_.epoch;
   }
 
   /// Writer: waits until the reader has given back every chunk of this operation.
@@ -128,12 +139,22 @@ class Exchange {
     return waited.status;
   }
 
+  /// Stops the window if a peer has given up, though nobody waits for it.
+  FLEXEP_HD void heed() {
+    for (int peer = 0; peer < topology().ranks; ++peer)
+      if (mem_.load(layout_.word(Word::stopped, peer)) == kGaveUp && team_.rank() == 0)
+        return stop({Status::stopped, 0, peer}, Word::stopped, 0, peer);
+  }
+
   /// Stops the window without a wait: this operation may not run.
   FLEXEP_HD void refuse(Status why) {
     if (team_.rank() == 0) stop({why, 0, -1}, Word::stopped, 0, op_.rank);
   }
 
  private:
+  FLEXEP_HD Epoch& last_used(Channel channel, const Line& line) const {
+    return op_.last_used[static_cast<int>(channel) * topology().ranks + line.here];
+  }
   /// Tells every peer, once a rank, so that nobody waits for somebody who has given up. What a peer said is passed on:
   /// it may have died while it told the others.
   FLEXEP_HD void stop(const Waited& waited, Word word, Signal want, int awaited) {

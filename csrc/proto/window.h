@@ -9,6 +9,8 @@
 
 namespace flexep {
 
+constexpr int kMostMailSlices = 64;
+
 /// What fixes a window's layout. A chunk is a range of source tokens, cut alike on all ranks; a ring holds `slots`
 /// chunks of a line. Slices take turns: chunk g of an operation is chunk g / slices of slice g % slices (see Cut).
 /// Teams that share no word and no ring serve them side by side, so a word keeps one writer and one reader.
@@ -23,6 +25,10 @@ struct WindowShape {
   int mail_bytes;       // bytes of a chunk of records
   int board_ints;       // integers a rank may publish at once
   int registered_rows;  // rows of x that live here for good (zero copy); 0: none
+  int landed_rows;      // rows of x that each peer sends ahead of the plan; 0: rows are pulled out of rings
+
+  /// Slices that exchange records: with more, they have few each, and meeting takes longer.
+  FLEXEP_HD constexpr int mail_slices() const { return slices < kMostMailSlices ? slices : kMostMailSlices; }
 };
 
 struct WindowLayout {
@@ -36,12 +42,13 @@ struct WindowLayout {
   Span<std::int32_t> board;  // [2][ranks][board_ints]: two, because a peer may still read the one before
   // Each of these [slices] times:
   Span<char> mail;        // [ranks, by sender][slots][mail_bytes]
-  Span<char> pull;        // [slots][pull_tokens][pull_row_bytes], my own rows
+  Span<char> pull;        // [slots][pull_tokens][pull_row_bytes], my own rows; none if they are sent ahead
   Span<char> relay_pull;  // [source domain][slots][pull_tokens][pull_row_bytes]; none with one domain
   Span<char> push;        // [line][slots][push_tokens][push_row_bytes]; by sender, or by domain of the relay
   Span<char> relay_push;  // [source domain * S + index][slots][push_tokens][push_row_bytes]
   // Once:
   Span<char> registered;  // [registered_rows][pull_row_bytes]
+  Span<char> landed;      // [peer, without me][landed_rows][pull_row_bytes]
   std::size_t bytes;
 
   FLEXEP_HD constexpr explicit WindowLayout(const WindowShape& s) : shape(s), slice(0), bytes(0) {
@@ -59,6 +66,7 @@ struct WindowLayout {
     push = cursor.take<char>(slices * of.push, kAlign);
     relay_push = cursor.take<char>(slices * of.relay_push, kAlign);
     registered = cursor.take<char>(static_cast<std::size_t>(s.registered_rows) * s.pull_row_bytes, kAlign);
+    landed = cursor.take<char>((R - 1) * s.landed_rows * s.pull_row_bytes, kAlign);
     bytes = cursor.bytes(kAlign);
   }
 
@@ -78,6 +86,10 @@ struct WindowLayout {
 
   FLEXEP_HD constexpr std::size_t word(Word kind, int index) const {
     return words[static_cast<int>(kind)].of(static_cast<std::size_t>(index));
+  }
+  /// The same of any slice.
+  FLEXEP_HD constexpr std::size_t slice_word(Word kind, int of_slice, int index) const {
+    return word(kind, (of_slice - slice) * shape.topology.ranks + index);
   }
   FLEXEP_HD constexpr std::size_t board_row(int parity, int writer) const {
     return board.of((static_cast<std::size_t>(parity) * shape.topology.ranks + writer) * shape.board_ints);
@@ -103,6 +115,11 @@ struct WindowLayout {
   FLEXEP_HD constexpr std::size_t registered_row(int token) const {
     return registered.at + static_cast<std::size_t>(token) * shape.pull_row_bytes;
   }
+  /// Where the window of `reader` has a token of another rank that was sent ahead.
+  FLEXEP_HD constexpr std::size_t landed_row(int reader, int source, int token) const {
+    const auto line = static_cast<std::size_t>(source < reader ? source : source - 1);
+    return landed.at + (line * shape.landed_rows + token) * shape.pull_row_bytes;
+  }
 
  private:
   struct SliceBytes {
@@ -112,7 +129,8 @@ struct WindowLayout {
     const auto R = static_cast<std::size_t>(shape.topology.ranks);
     const auto D = static_cast<std::size_t>(shape.topology.domains());
     const bool relays = D > 1;
-    return {R * shape.slots * shape.mail_bytes, pull_line_bytes(), relays ? D * pull_line_bytes() : 0,
+    const std::size_t pulled = shape.landed_rows > 0 ? 0 : pull_line_bytes();
+    return {R * shape.slots * shape.mail_bytes, pulled, relays ? D * pull_line_bytes() : 0,
             (relays ? D : R) * push_line_bytes(), relays ? R * push_line_bytes() : 0};
   }
   FLEXEP_HD constexpr std::size_t pull_line_bytes() const {

@@ -1,15 +1,20 @@
 # Written by `make stubs` from the compiled module; do not edit.
 import collections.abc
 
+AHEAD_SMS: int
 HEADER_INTS: int
 MAP_BANDS: int
 MAX_CHUNKS: int
 MAX_DEVICE_OPS: int
 MAX_DEVICE_RANKS: int
 MAX_DEVICE_SLICES: int
+MOST_MAIL_SLICES: int
 cuda_archs: str
 route_max_experts: int
 route_max_top_k: int
+
+class AheadArgs:
+    def __init__(self, x: int, tokens: int) -> None: ...
 
 class Arrivals:
     def __init__(self, token: int, base: int, rows: int, top_k: int) -> None: ...
@@ -207,6 +212,13 @@ class RouteRule:
         scaling: float,
     ) -> None: ...
 
+class SendAhead:
+    def __init__(self, world: DeviceWorld, windows: collections.abc.Sequence[int]) -> None: ...
+    def join(self, stream: int) -> None: ...
+    def start(
+        self, args: collections.abc.Sequence[AheadArgs], op: int, seconds: float, stream: int
+    ) -> None: ...
+
 class SendOrder:
     def __init__(
         self,
@@ -248,6 +260,7 @@ class WindowShape:
         mail_bytes: int,
         board_ints: int,
         registered_rows: int,
+        landed_rows: int,
     ) -> None: ...
     @property
     def bytes(self) -> int: ...

@@ -24,6 +24,9 @@ WIRES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LAYOUTS = ("expert_major", "flat")
 OVERFLOWS = ("error", "drop")
 REDUCTIONS = ("ordered", "fast")
+# Rows are sent ahead where that takes little memory, where there are so many that two more streams are worth while, and
+# where hardly one goes to a rank that does not need it: bytes, tokens, and the share of rows that a rank needs.
+AHEAD_BYTES, AHEAD_TOKENS, AHEAD_NEEDED = 256 << 20, 1024, 0.7
 WINDOWED = ("deepep", "hybridep")  # back ends whose ranks read and write each other's windows
 
 
@@ -92,6 +95,7 @@ class DispatcherConfig:
     reduction: str
     window_bytes: int | None = None
     zero_copy: bool = False
+    send_ahead: bool | None = None
     debug: bool = (
         False  # Environment.debug when the dispatcher was made: ranks that wait to look must all do it
     )
@@ -142,6 +146,9 @@ class DispatcherConfig:
         self._require("zero_copy", isinstance(self.zero_copy, bool), "True or False")
         windowed = not self.zero_copy or self.backend in WINDOWED
         self._require("zero_copy", windowed, f"False: only {' and '.join(WINDOWED)} have a window")
+        self._require("send_ahead", self.send_ahead in (None, True, False), "None, True or False")
+        windowed = not self.send_ahead or self.backend in WINDOWED
+        self._require("send_ahead", windowed, f"None or False: only {' and '.join(WINDOWED)} have a window")
         whole = self.placement is None or all(_is_int(rank, 0) for rank in self.placement)
         self._require("placement", whole, "None or the rank of each expert")
         self._check_capacity()
@@ -178,6 +185,14 @@ class DispatcherConfig:
         if isinstance(self.capacity, float):
             return math.ceil(self.capacity * self.max_tokens * self.top_k)
         return self.capacity
+
+    @property
+    def worth_sending_ahead(self) -> bool:
+        """Whether GPUs should send x to every peer before the plan, by shape alone; even routing is assumed."""
+        R, E, K = self.num_ranks, self.num_experts, self.top_k
+        needed = 1 - math.comb(E - E // R, K) / math.comb(E, K) if K <= E else 1.0
+        fits = (R - 1) * self.max_tokens * self.row_bytes <= AHEAD_BYTES
+        return R > 1 and fits and self.max_tokens >= AHEAD_TOKENS and needed >= AHEAD_NEEDED
 
     @property
     def combine_dtype(self) -> torch.dtype:

@@ -17,7 +17,7 @@ from flexep.benchmark.case import BenchCase
 from tests.bench.test_no_cliffs import BASE, TRUE, Machine
 
 COPY = {op: {"median_us": 10.0, "remote_bytes": 3920, "bytes_per_second": 3.92e8} for op in OPS}
-RATES = {(sms, op): rates for sms, rates in TRUE.items() for op in OPS}
+RATES = {(sms, op, False): rates for sms, rates in TRUE.items() for op in OPS}
 
 
 def case(layout: str, sms: int, alignment: int = 16) -> BenchCase:
@@ -71,15 +71,17 @@ def sweep(layout: str, slower: float = 1.0) -> dict[str, Any]:
 def cliffs_file() -> dict[str, Any]:
     """As no_cliffs writes it, with one shape that is twice as slow."""
     shapes = list(no_cliffs.shapes(replace(BASE, tokens=512)))[:3]
-    by_op = {sms: dict.fromkeys(OPS, rates) for sms, rates in TRUE.items()}
     judged = [
         one for sms in TRUE for shape in shapes
-        for one in no_cliffs.judge(replace(shape, num_sms=sms), by_op[sms], Machine())
+        for one in no_cliffs.judge(replace(shape, num_sms=sms), RATES, Machine())
     ]  # fmt: skip
     judged[0] = replace(judged[0], ratio=2.0)
     return {
         "command": "python -m bench.suites.no_cliffs", "commit": "abc", "tolerance": 0.15,
-        "rates": [{"num_sms": sms, "op": op, **asdict(rates)} for (sms, op), rates in RATES.items()],
+        "rates": [
+            {"num_sms": sms, "op": op, "sent_ahead": ahead, **asdict(rates)}
+            for (sms, op, ahead), rates in RATES.items()
+        ],
         "results": [asdict(one) for one in judged],
     }  # fmt: skip
 

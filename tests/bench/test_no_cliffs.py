@@ -77,7 +77,21 @@ def test_a_machine_that_follows_the_model_has_no_cliff() -> None:
     assert len(judged) == 2 * 2 * 36
     assert machine.asked == 2 * (3 + 36)
     assert cliffs(judged) == []
-    assert set(rates) == {8, 64}
+    assert set(rates) == {(sms, op, False) for sms in (8, 64) for op in ("dispatch", "combine")}
+
+
+def test_rows_that_are_sent_ahead_have_rates_of_their_own() -> None:
+    """On GPUs, where nearly every rank needs nearly every row: with top_k = 1 of two ranks they are pulled."""
+    base = replace(BASE, device="cuda", tokens=1024)
+    one, many = (replace(base, hidden=2048, top_k=k) for k in (1, 6))
+    assert (one.sends_ahead, many.sends_ahead) == (False, True)
+    assert load_of(many, "dispatch").link == 1024 * 2048 * 2 > load_of(one, "dispatch").link
+    assert load_of(many, "combine").link < load_of(many, "dispatch").link
+    rates, judged = run(base, [64], Machine(), [one, many])
+    assert set(rates) == {(64, op, ahead) for op in ("dispatch", "combine") for ahead in (False, True)}
+    assert [j.sent_ahead for j in judged] == [False, False, True, True]
+    assert cliffs(judged) == []
+    assert "ahead" in report(rates, judged, 0.15)
 
 
 @pytest.mark.parametrize("times", [1.3, 0.7])

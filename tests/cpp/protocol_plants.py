@@ -32,6 +32,7 @@ ARRIVED = "await(ready_word(channel), line.here, signal(chunk + 1), line.peer)"
 ARRIVED_BEFORE = (
     "await(ready_word(channel), line.here, make_signal(op_.epoch - 1, chunk + 1, op_.op), line.peer)"
 )
+TAKES = "last_used(channel, line) = op_.epoch;"
 EMPTIED = "await(free_word(channel), line.here, make_signal(op_.epoch + 1, 0, op_.op), line.peer)"
 GAVE_UP = "mem.load(layout.word(Word::stopped, peer)) == kGaveUp"
 LEFT = "mem.load(layout.word(Word::stopped, awaited)) == kLeft"
@@ -58,10 +59,23 @@ NO_MORE = "progress_.granted() == kNoMore"
 
 STEP_OF = "step_of_.get(over_ & (kTags - 1)) - 1"
 
+AHEAD_CLAIM = "exchange.claim(Channel::pull, Topology::direct(me, (me + step) % R), 0)"
+AHEAD_SAID_SOON = """\
+[&] {
+            const Line to = Topology::direct(me, (me + step) % R);
+            const Status status = exchange.claim(Channel::pull, to, 0);
+            exchange.announce(Channel::pull, to, chunks - 1);
+            return status;
+          }()"""
+AHEAD_POSTS = "exchange.announce(Channel::pull, Topology::direct(me, (me + step) % R), chunks - 1);"
+AHEAD_TAKES = "exchange.take(Channel::pull, Topology::direct(me, (me + step) % R))"
+AHEAD_ROW = "layout.landed_row(to, me, t)"
+LINE_OF_LANDED = "source < reader ? source : source - 1"
+
 SLOT_OF_LANE = "layout.mail_slot(me, chunk) + mine.begin"
 
 EXCHANGE, BARRIER, RELAY, CREW = "proto/exchange.h", "proto/barrier.h", "proto/relay.h", "proto/crew.h"
-RING, RECORDS = "mem/ring_mover.h", "kernels/records.h"
+RING, RECORDS, DELIVER = "mem/ring_mover.h", "kernels/records.h", "kernels/deliver.h"
 WAIT, WINDOW, TOPOLOGY = "proto/wait.h", "proto/window.h", "proto/topology.h"
 
 PULLED, SUM, BOARD, RECORD = "a pulled row differs", "a sum differs", "a board differs", "a record differs"
@@ -112,11 +126,59 @@ PLANTS = [
         "push",
         SUM,
     ),
-    Plant("reuse of a chunk by the next operation", EXCHANGE, "last != 0", "false", "pull", PULLED),
+    Plant(
+        "reuse of a chunk by the next operation",
+        EXCHANGE,
+        "last_used(channel, line) != 0",
+        "false",
+        "pull",
+        PULLED,
+    ),
     Plant("reuse of a board too soon", WINDOW, "static_cast<std::size_t>(parity)", "0u", "publish", BOARD),
     Plant("reuse of registered rows too soon", EXCHANGE, EMPTIED, "Status::arrived", "pull", PULLED),
     Plant("stale epoch of a reader", EXCHANGE, ARRIVED, ARRIVED_BEFORE, "push", WAIT_FAILED),
-    Plant("stale epoch of a writer", EXCHANGE, "last = op_.epoch;", "last = op_.epoch - 1;", "pull", PULLED),
+    Plant("stale epoch of a writer", EXCHANGE, TAKES, TAKES.replace(";", " - 1;"), "pull", PULLED),
+    Plant("a claim that is not written down", EXCHANGE, "take(channel, line)", "(void)0", "pull", PULLED),
+    Plant("rows sent ahead over those not read yet", DELIVER, AHEAD_CLAIM, "Status::arrived", "pull", PULLED),
+    Plant(
+        "rows sent ahead once the first reader is done",
+        DELIVER,
+        AHEAD_CLAIM,
+        f"step > 1 ? Status::arrived : {AHEAD_CLAIM}",
+        "pull",
+        PULLED,
+    ),
+    Plant("rows sent before, and nobody takes note", DELIVER, AHEAD_TAKES, "(void)0", "pull", PULLED),
+    Plant(
+        "rows said to have landed before they are put", DELIVER, AHEAD_CLAIM, AHEAD_SAID_SOON, "pull", PULLED
+    ),
+    Plant(
+        "rows whose last chunk is never said to have landed",
+        DELIVER,
+        AHEAD_POSTS,
+        AHEAD_POSTS.replace("chunks - 1", "chunks - 2"),
+        "pull",
+        DEADLOCK,
+    ),
+    Plant(
+        "rows landed on the sender's own line",
+        DELIVER,
+        AHEAD_ROW,
+        "layout.landed_row(me, to, t)",
+        "pull",
+        PULLED,
+    ),
+    Plant(
+        "rows of two peers landed on one line",
+        WINDOW,
+        LINE_OF_LANDED,
+        "source > 0 ? source - 1 : 0",
+        "pull",
+        PULLED,
+    ),
+    Plant(
+        "landed rows read at their source", DELIVER, "landed ? me : from.owner", "from.owner", "pull", PULLED
+    ),
     Plant(
         "wrong word owner",
         EXCHANGE,

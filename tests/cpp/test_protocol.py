@@ -131,4 +131,8 @@ LAYOUT_CHANGES = [
     ("chunk % shape.slots) * shape.pull_tokens", "chunk) * shape.pull_tokens"),
     ("of.push.at += n * each.push", "of.push.at += 2 * n * each.push"),
     ("of.words[kind].at += n *", "of.words[kind].at += 0 * n *"),
+    ("shape.landed_rows > 0 ? 0 : pull", "false ? 0 : pull"),
+    ("(R - 1) * s.landed_rows", "R * s.landed_rows"),
+    ("source < reader ? source : source - 1", "source"),
+    ("(of_slice - slice) * shape", "of_slice * shape"),
 ]

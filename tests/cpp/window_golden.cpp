@@ -12,7 +12,7 @@ using namespace flexep;
 struct Part {
   std::size_t at, bytes;
 };
-constexpr int kParts = kWordKinds + 8;
+constexpr int kParts = kWordKinds + 9;
 struct Parts {
   Part parts[kParts];
 };
@@ -27,8 +27,9 @@ constexpr Parts parts_of(const WindowLayout& w) {
                        {w.relay_pull.at, w.relay_pull.bytes()},
                        {w.push.at, w.push.bytes()},
                        {w.relay_push.at, w.relay_push.bytes()},
-                       {w.registered.at, w.registered.bytes()}};
-  for (int i = 0; i < 8; ++i) all.parts[kWordKinds + i] = rest[i];
+                       {w.registered.at, w.registered.bytes()},
+                       {w.landed.at, w.landed.bytes()}};
+  for (int i = 0; i < 9; ++i) all.parts[kWordKinds + i] = rest[i];
   return all;
 }
 
@@ -72,6 +73,21 @@ constexpr bool is_filled(const WindowLayout& w) {
                [&](int l, int c, int t) { return w.relay_push_row(l, c, t); });
 }
 
+/// Whether every window has a place of its own for each row that any peer sends ahead, and none left over.
+constexpr bool lands_apart(const WindowLayout& w) {
+  const int R = w.shape.topology.ranks;
+  for (int reader = 0; reader < R; ++reader) {
+    std::size_t next = w.landed.at;
+    for (int source = 0; source < R; ++source) {
+      if (source == reader) continue;
+      for (int token = 0; token < w.shape.landed_rows; ++token, next += w.shape.pull_row_bytes)
+        if (w.landed_row(reader, source, token) != next) return false;
+    }
+    if (next != w.landed.at + w.landed.bytes()) return false;
+  }
+  return true;
+}
+
 constexpr WindowLayout flat({.topology = {.ranks = 3, .domain_size = 3},
                              .slices = 1,
                              .slots = 2,
@@ -81,7 +97,8 @@ constexpr WindowLayout flat({.topology = {.ranks = 3, .domain_size = 3},
                              .push_row_bytes = 16,
                              .mail_bytes = 48,
                              .board_ints = 5,
-                             .registered_rows = 6});
+                             .registered_rows = 6,
+                             .landed_rows = 0});
 static_assert(is_apart(flat) && is_filled(flat));
 static_assert(flat.word(Word::published, 0) == 0);
 static_assert(flat.word(Word::mailed, 1) == 136);
@@ -94,6 +111,7 @@ static_assert(flat.relay_pull.bytes() == 0);
 static_assert(flat.push.at == 2560 && flat.push_row(2, 1, 1) == 2736);
 static_assert(flat.relay_push.bytes() == 0);
 static_assert(flat.registered.at == 2816 && flat.registered_row(5) == 2976);
+static_assert(flat.landed.bytes() == 0);
 static_assert(flat.bytes == 3072);
 
 constexpr WindowLayout two({.topology = {.ranks = 4, .domain_size = 2},
@@ -105,7 +123,8 @@ constexpr WindowLayout two({.topology = {.ranks = 4, .domain_size = 2},
                             .push_row_bytes = 64,
                             .mail_bytes = 32,
                             .board_ints = 2,
-                            .registered_rows = 0});
+                            .registered_rows = 0,
+                            .landed_rows = 0});
 static_assert(is_apart(two) && is_filled(two));
 static_assert(two.word(Word::relay_consumed, 3) == 1304);
 static_assert(two.faults.at == 1536 && two.faults.of(3) == 1680);
@@ -115,7 +134,7 @@ static_assert(two.pull.at == 2304 && two.pull_row(2, 1) == 2384);
 static_assert(two.relay_pull.at == 2432 && two.relay_pull_row(1, 2, 1) == 2608);
 static_assert(two.push.at == 2688 && two.push_row(1, 1, 1) == 4032);
 static_assert(two.relay_push.at == 4608 && two.relay_push_row(3, 2, 4) == 8384);
-static_assert(two.registered.bytes() == 0);
+static_assert(two.registered.bytes() == 0 && two.landed.bytes() == 0);
 static_assert(two.bytes == 8448);
 
 /// Two slices: every channel twice, the rest once.
@@ -128,13 +147,17 @@ constexpr WindowLayout sliced({.topology = {.ranks = 4, .domain_size = 2},
                                .push_row_bytes = 64,
                                .mail_bytes = 32,
                                .board_ints = 2,
-                               .registered_rows = 7});
+                               .registered_rows = 7,
+                               .landed_rows = 0});
 constexpr WindowLayout second = sliced.of_slice(1);
 static_assert(is_apart(sliced) && second.slice == 1 && second.bytes == sliced.bytes);
 static_assert(sliced.words[0].count == 4 && sliced.words[1].count == 8 && sliced.words[11].count == 4);
 static_assert(second.word(Word::published, 3) == sliced.word(Word::published, 3));
 static_assert(second.word(Word::stopped, 3) == sliced.word(Word::stopped, 3));
 static_assert(second.word(Word::mailed, 0) == sliced.word(Word::mailed, 3) + sizeof(Signal));
+static_assert(sliced.slice_word(Word::offered, 1, 2) == second.word(Word::offered, 2) &&
+              second.slice_word(Word::consumed, 0, 3) == sliced.word(Word::consumed, 3) &&
+              second.slice_word(Word::consumed, 1, 3) == second.word(Word::consumed, 3));
 static_assert(second.faults.at == sliced.faults.at && second.board.at == sliced.board.at);
 static_assert(second.registered.at == sliced.registered.at && sliced.registered.count == 7 * 16);
 static_assert(second.mail_slot(0, 0) == sliced.mail_slot(3, 2) + 32);
@@ -143,6 +166,27 @@ static_assert(second.relay_pull_row(0, 0, 0) == sliced.relay_pull_row(1, 2, 1) +
 static_assert(second.push_row(0, 0, 0) == sliced.push_row(1, 2, 4) + 64);
 static_assert(second.relay_push_row(0, 0, 0) == sliced.relay_push_row(3, 2, 4) + 64);
 static_assert(second.relay_push_row(3, 2, 4) + 64 == sliced.relay_push.at + sliced.relay_push.bytes());
+
+/// Rows are sent ahead: a place for each row of each peer, once for all slices, and no ring for rows that are pulled.
+constexpr WindowLayout ahead({.topology = {.ranks = 3, .domain_size = 3},
+                              .slices = 2,
+                              .slots = 2,
+                              .pull_tokens = 4,
+                              .push_tokens = 2,
+                              .pull_row_bytes = 32,
+                              .push_row_bytes = 16,
+                              .mail_bytes = 48,
+                              .board_ints = 5,
+                              .registered_rows = 6,
+                              .landed_rows = 5});
+static_assert(is_apart(ahead) && lands_apart(ahead));
+static_assert(ahead.pull.bytes() == 0 && ahead.push.at == 2560);
+static_assert(ahead.landed.at == 3200 && ahead.landed.count == 2 * 5 * 32);
+static_assert(ahead.landed_row(0, 1, 0) == 3200 && ahead.landed_row(0, 2, 4) == 3488);
+static_assert(ahead.landed_row(1, 0, 2) == 3264 && ahead.landed_row(1, 2, 0) == 3360);
+static_assert(ahead.landed_row(2, 1, 3) == 3456);
+static_assert(ahead.bytes == 3584);
+static_assert(lands_apart(ahead.of_slice(1)) && ahead.of_slice(1).landed.at == ahead.landed.at);
 
 // What lies in windows or beside them is the same for every compiler.
 static_assert(sizeof(FaultRecord) == 48 && offsetof(FaultRecord, want) == 32);

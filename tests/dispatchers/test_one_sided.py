@@ -72,16 +72,24 @@ def test_slices_side_by_side_move_the_same_rows(
     shape = {**SHAPE, "domain_size": domain_size, "capacity": capacity, "overflow": "drop", "alignment": 2}
     plain = flexep.Dispatcher(group, backend="alltoall", **shape)
     want = round_trip(plain, x, topk_idx, weights)
-    for slices, budget in ((2, None), (3, 1 << 15), (40, None)):
-        monkeypatch.setattr(one_sided, "num_slices", lambda config, group, n=slices: n)
-        ep = flexep.Dispatcher(group, backend=backend, window_bytes=budget, **shape)
+    one_hop = backend == "deepep" or domain_size is None
+    for slices, budget, ahead in (
+        (2, None, False),
+        (3, 1 << 15, False),
+        (40, None, False),
+        (3, None, one_hop),
+    ):
+        monkeypatch.setattr(one_sided, "num_slices", lambda *_, n=slices: n)
+        ep = flexep.Dispatcher(group, backend=backend, window_bytes=budget, send_ahead=ahead, **shape)
         assert ep._alive().backend.shape.slices > 1
         for _ in range(2):  # with rings that the first round has left behind
             got = round_trip(ep, x, topk_idx, weights)
             assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True)), slices
         moved, floor = ep.traffic["dispatch.rows"], plain.traffic["dispatch.rows"]
         assert moved.remote_rows > 0 or ranks == 1
-        if capacity is None and (backend == "deepep" or domain_size is None):
+        if ahead:
+            assert moved.remote_rows == 2 * (ranks - 1) * sum(one.shape[0] for one in x)
+        elif capacity is None and one_hop:
             assert moved.remote_rows == 2 * floor.remote_rows
 
 

@@ -25,8 +25,9 @@ def test_many_rounds_with_changing_routing(pool: RankPool, backend: str, domain_
     assert pool.run(rounds.soak, backend, domain_size, 60, 5) == [0] * R
 
 
-def test_rounds_of_two_sizes_in_any_order(pool: RankPool) -> None:
-    assert pool.run(rounds.interleaved_graphs, "deepep", 40, 6) == [0] * R
+@pytest.mark.parametrize("ahead", [False, True])
+def test_rounds_of_two_sizes_in_any_order(pool: RankPool, ahead: bool) -> None:
+    assert pool.run(rounds.interleaved_graphs, "deepep", 40, 6, ahead) == [0] * R
 
 
 def soak_with_plant(ctx: RankContext, plant: str) -> int:

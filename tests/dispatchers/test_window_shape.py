@@ -10,7 +10,7 @@ import torch
 import flexep
 from flexep.config import DispatcherConfig
 from flexep.dispatchers import _window_shape
-from flexep.dispatchers._window_shape import num_slices, window_shape
+from flexep.dispatchers._window_shape import num_slices, sends_ahead, window_shape
 
 ROW = 2 * 512  # bytes
 
@@ -131,3 +131,47 @@ def test_many_tokens_are_cut_into_no_more_chunks_than_a_signal_counts(
     assert window_shape(config(hidden=2**20, max_tokens=1000, window_bytes=least), 2, 1).push_tokens == 10
     with pytest.raises(flexep.ArgumentError, match=f"window_bytes = {least - 1}: expected at least {least}"):
         window_shape(config(hidden=2**20, max_tokens=1000, window_bytes=least - 1), 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "ahead"),
+    [
+        ({}, True),  # half of the experts are a peer's, and 1 - C(4, 2) / C(8, 2) = 0.79 of the rows
+        ({"top_k": 1}, False),
+        ({"max_tokens": 1023}, False),
+        ({"hidden": 16 << 10, "max_tokens": 8192}, True),
+        ({"hidden": 16 << 10, "max_tokens": 8193}, False),  # more than 256 MiB
+        ({"num_ranks": 1}, False),
+        ({"num_ranks": 8}, False),
+        ({"send_ahead": True, "max_tokens": 1}, True),
+        ({"send_ahead": False}, False),
+    ],
+)
+def test_rows_are_sent_ahead_where_nearly_all_are_needed(changed: dict[str, object], ahead: bool) -> None:
+    made = config(**changed)
+    assert sends_ahead(made, on_gpus(1), made.num_ranks) is ahead
+    if made.send_ahead is None:
+        assert not sends_ahead(made, on_gpus(8), made.num_ranks)
+        assert not sends_ahead(made, flexep.Group.local(1), made.num_ranks)
+
+
+def test_rows_over_relays_are_not_sent_ahead() -> None:
+    assert not sends_ahead(config(), on_gpus(1), 1)
+    with pytest.raises(flexep.ArgumentError, match="send_ahead = True"):
+        sends_ahead(config(send_ahead=True), on_gpus(1), 1)
+
+
+def test_room_for_rows_that_are_sent_ahead() -> None:
+    pulled, ahead = (window_shape(config(max_tokens=100), 2, 1, ahead) for ahead in (False, True))
+    assert (pulled.landed_rows, ahead.landed_rows) == (0, 100)
+    rings = pulled.slices * pulled.slots * pulled.pull_tokens
+    assert ahead.nbytes - pulled.nbytes == (100 - rings) * ROW
+
+
+@pytest.mark.parametrize(("hosted", "num_sms", "slices"), [(1, 200, 110), (1, 64, 64), (8, 64, 13)])
+def test_who_posts_rows_sent_ahead_has_room(
+    hosted: int, num_sms: int, slices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel would wait for those that wait for it, if they had every multiprocessor."""
+    fake_gpu(monkeypatch, 114)
+    assert num_slices(config(num_sms=num_sms), on_gpus(hosted), ahead=True) == slices

@@ -34,10 +34,10 @@ def rounds(ep: flexep.Dispatcher, device: torch.device, count: int) -> None:
     assert bool((z == 3).all())
 
 
-def outlives(me: Rank, gpus: int, asleep: bool) -> tuple[Tried, Tried]:
+def outlives(me: Rank, gpus: int, asleep: bool, ahead: bool) -> tuple[Tried, Tried]:
     """Rank VICTIM is killed in the middle of rounds, or while the other waits for it. The other goes on alone."""
     group = on_gpu(me, gpus, 100, me.size)
-    ep = flexep.Dispatcher(group, timeout=TIMEOUT, **SHAPE)
+    ep = flexep.Dispatcher(group, timeout=TIMEOUT, send_ahead=ahead, **SHAPE)
     rounds(ep, group.device, 3)
     group.barrier()
     if me.rank == VICTIM:
@@ -55,13 +55,14 @@ def outlives(me: Rank, gpus: int, asleep: bool) -> tuple[Tried, Tried]:
     return tried, me.attempt(again)
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["pulled", "ahead"])
 @pytest.mark.parametrize("asleep", [False, True], ids=["in its rounds", "not coming"])
 @pytest.mark.parametrize(
     "gpus", [pytest.param(1, marks=pytest.mark.gpu), pytest.param(2, marks=pytest.mark.multigpu)]
 )
-def test_a_killed_process_is_named_by_the_other(gpus: int, asleep: bool) -> None:
+def test_a_killed_process_is_named_by_the_other(gpus: int, asleep: bool, ahead: bool) -> None:
     """On one GPU without MPS, which does not outlive the end of a client in the middle of its work."""
-    with Crew(2, outlives, gpus, asleep) as crew:
+    with Crew(2, outlives, gpus, asleep, ahead) as crew:
         died = crew.heard(VICTIM, DYING)
         tried, again = crew.value(1 - VICTIM)
         assert crew.exit_code(VICTIM) == -signal.SIGKILL

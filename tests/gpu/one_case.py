@@ -27,6 +27,7 @@ CASES = (
     Case(
         ranks=2, experts=4, hidden=24, top_k=2, tokens=5, weights="inside", window="least", transport="local"
     ),
+    Case(ranks=3, experts=6, hidden=16, top_k=3, tokens=9, cached=1, window="ahead", transport="local"),
 )
 
 if __name__ == "__main__":

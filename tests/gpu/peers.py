@@ -21,6 +21,16 @@ HOW = (
     {"layout": "flat", "y_layout": "flat", "weights": "inside", "dtype": "fp16", "empty": 0.3},
     {"payload": "nonfinite", "window": "least", "routing": "duplicates"},
     {"hidden": 1024, "tokens": 200, "repeats": 19},
+    {"window": "ahead", "weights": "inside", "cached": 2},
+    {"window": "ahead", "capacity": "one_over", "layout": "flat"},
+    {
+        "window": "ahead",
+        "hidden": 2048,
+        "tokens": 300,
+        "dtype": "fp32",
+        "fresh": 2,
+        "repeats": 4,
+    },  # in pieces
 )
 
 

@@ -28,7 +28,14 @@ class Rounds:
     With `static` nothing waits for the device, and a round can be captured.
     """
 
-    def __init__(self, ctx: RankContext, backend: str, static: bool, domain_size: int | None = None) -> None:
+    def __init__(
+        self,
+        ctx: RankContext,
+        backend: str,
+        static: bool,
+        domain_size: int | None = None,
+        ahead: bool = False,
+    ) -> None:
         self.experts = 2 * ctx.size + 1
         self.device = ctx.device
         self.static = static
@@ -36,7 +43,7 @@ class Rounds:
         rows = ctx.size * T * K + 8 * self.experts if static else None
         self.ep = flexep.Dispatcher(
             ctx.group, num_experts=self.experts, hidden=H, top_k=K, max_tokens=T, backend=backend, alignment=8,
-            domain_size=domain_size, capacity=rows, overflow="drop", timeout=60.0,
+            domain_size=domain_size, capacity=rows, overflow="drop", timeout=60.0, send_ahead=ahead,
         )  # fmt: skip
         here = self.ep.table.expert_of_place[self.ep.table.places(ctx.rank)].tolist()
         self.local = torch.tensor([*map(factor, here), 0], dtype=torch.bfloat16, device=self.device)
@@ -88,10 +95,13 @@ def factor(expert: int) -> int:
 def soak(ctx: RankContext, backend: str, domain_size: int | None, iterations: int, seed: int) -> int:
     """Wrong elements of all rounds. What ranks must agree on is drawn from `seed`, the rest from their rank too."""
     alike, own = random.Random(seed), random.Random(f"{seed}/{ctx.rank}")
-    both = [Rounds(ctx, backend, static, domain_size) for static in (False, True)]
+    ways = [
+        (static, ahead) for static in (False, True) for ahead in (False, True)[: 1 + (domain_size is None)]
+    ]
+    every = [Rounds(ctx, backend, static, domain_size, ahead) for static, ahead in ways]
     streams = Streams(ctx.device)
     for _ in range(iterations):
-        rounds = alike.choice(both)
+        rounds = alike.choice(every)
         with streams.next(own):
             x, idx = rounds.inputs(own.randrange(T + 1), own)
             want = rounds.expected(x, idx)
@@ -104,7 +114,7 @@ def soak(ctx: RankContext, backend: str, domain_size: int | None, iterations: in
             take_away(y)
             del y, handle
             rounds.compare(z, want)
-    return sum(rounds.finish() for rounds in both)
+    return sum(rounds.finish() for rounds in every)
 
 
 class Streams:
@@ -173,11 +183,11 @@ class Captured:
         self._rounds.compare(self.z, self._rounds.expected(self.x, self.idx))
 
 
-def interleaved_graphs(ctx: RankContext, backend: str, replays: int, seed: int) -> int:
+def interleaved_graphs(ctx: RankContext, backend: str, replays: int, seed: int, ahead: bool = False) -> int:
     """Wrong elements of two graphs of one dispatcher, of different sizes, replayed in any order, with eager rounds
     between them."""
     alike, own = random.Random(seed), random.Random(f"{seed}/{ctx.rank}")
-    rounds = Rounds(ctx, backend, static=True)
+    rounds = Rounds(ctx, backend, static=True, ahead=ahead)
     graphs = [Captured(rounds, T), Captured(rounds, T // 3)]
     for _ in range(replays):
         alike.choice(graphs).check(own)

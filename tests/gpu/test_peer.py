@@ -89,20 +89,23 @@ def test_soak(pool: RankPool, soak_rounds: int) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_two_graphs_in_any_order_follow_changing_routing(pool: RankPool) -> None:
+@pytest.mark.parametrize("ahead", [False, True], ids=["pulled", "ahead"])
+def test_two_graphs_in_any_order_follow_changing_routing(pool: RankPool, ahead: bool) -> None:
     """Captured once each, a thousand replays, eager rounds of the same dispatcher between them."""
-    assert pool.run(rounds.interleaved_graphs, "deepep", 1000, 6) == [0] * pool.size
+    assert pool.run(rounds.interleaved_graphs, "deepep", 1000, 6, ahead) == [0] * pool.size
 
 
 # -- what goes wrong
 
 
 @contextmanager
-def dispatcher(ctx: RankContext, timeout: float, static: bool = False) -> Iterator[flexep.Dispatcher]:
+def dispatcher(
+    ctx: RankContext, timeout: float, static: bool = False, ahead: bool = False
+) -> Iterator[flexep.Dispatcher]:
     """With `static` nothing waits for the device, so that all of a round is there before any of it has failed."""
     ep = flexep.Dispatcher(
         ctx.group, num_experts=9, hidden=64, top_k=3, max_tokens=40, backend="deepep", timeout=timeout,
-        capacity=ctx.size * 40 * 3 + 16 * 9 if static else None,
+        capacity=ctx.size * 40 * 3 + 16 * 9 if static else None, send_ahead=ahead,
     )  # fmt: skip
     try:
         yield ep
@@ -117,8 +120,8 @@ def one_round(ctx: RankContext, ep: flexep.Dispatcher) -> bool:
     return bool((ep.combine(r.x, r.handle) == 3 * x).all())
 
 
-def last_rank_does_not_come(ctx: RankContext, static: bool) -> tuple[Exception | None, bool]:
-    with dispatcher(ctx, timeout=1.0, static=static) as ep:
+def last_rank_does_not_come(ctx: RankContext, static: bool, ahead: bool) -> tuple[Exception | None, bool]:
+    with dispatcher(ctx, timeout=1.0, static=static, ahead=ahead) as ep:
         ctx.group.barrier()
         error = None
         try:
@@ -128,13 +131,16 @@ def last_rank_does_not_come(ctx: RankContext, static: bool) -> tuple[Exception |
         except flexep.FlexEPError as raised:
             error = raised
         ctx.group.barrier()
-    with dispatcher(ctx, timeout=60.0, static=static) as ep:
+    with dispatcher(ctx, timeout=60.0, static=static, ahead=ahead) as ep:
         return error, one_round(ctx, ep)
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["pulled", "ahead"])
 @pytest.mark.parametrize("static", [False, True], ids=["exact", "static"])
-def test_a_rank_that_does_not_come_is_named_and_a_new_dispatcher_works(pool: RankPool, static: bool) -> None:
-    *others, (absent, again) = pool.run(last_rank_does_not_come, static)
+def test_a_rank_that_does_not_come_is_named_and_a_new_dispatcher_works(
+    pool: RankPool, static: bool, ahead: bool
+) -> None:
+    *others, (absent, again) = pool.run(last_rank_does_not_come, static, ahead)
     assert absent is None
     assert again
     for error, works in others:
@@ -143,6 +149,30 @@ def test_a_rank_that_does_not_come_is_named_and_a_new_dispatcher_works(pool: Ran
         assert error.seconds == 1.0
         assert works
     assert (pool.size - 1,) in [error.awaited_ranks for error, _ in others]
+
+
+def last_rank_refuses(ctx: RankContext) -> tuple[list[Exception], int]:
+    """Every other round, when the others' rows are on their way; what it raised, and how many rounds were wrong."""
+    raised, wrong = [], 0
+    with dispatcher(ctx, timeout=60.0, ahead=True) as ep:
+        for number in range(6):
+            x = torch.full((40, 64), 1.0 + number + ctx.rank, dtype=torch.bfloat16, device=ctx.device)
+            idx = torch.arange(120, device=ctx.device).view(40, 3) % 9
+            try:
+                r = ep.dispatch(x[:, :8] if number % 2 == 0 and ctx.rank == ctx.size - 1 else x, idx)
+                wrong += int((ep.combine(r.x, r.handle) != 3 * x).any())
+            except flexep.FlexEPError as error:
+                raised.append(error)
+    return raised, wrong
+
+
+def test_rows_sent_ahead_of_a_refused_dispatch_are_nobodys(pool: RankPool) -> None:
+    *others, (refused, wrong) = pool.run(last_rank_refuses)
+    assert [type(error) for error in refused] == [flexep.ArgumentError] * 3
+    assert wrong == 0
+    for raised, wrong in others:
+        assert [type(error) for error in raised] == [flexep.PeerRefused] * 3
+        assert wrong == 0
 
 
 def last_rank_leaves(ctx: RankContext) -> tuple[Exception | None, float]:

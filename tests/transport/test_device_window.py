@@ -28,7 +28,7 @@ from tests.transport.held import window_mappings
 R = 2
 SHAPE = WindowShape(
     ranks=R, domain_size=R, slices=1, slots=2, pull_tokens=4, push_tokens=4, pull_row_bytes=64, push_row_bytes=64,
-    mail_bytes=256, board_ints=64, registered_rows=3,
+    mail_bytes=256, board_ints=64, registered_rows=3, landed_rows=0,
 )  # fmt: skip
 
 

@@ -22,7 +22,9 @@ from flexep.errors import ArgumentError, WindowBroken, WindowBusy
 Report = _C.Report  # what one operation did on one rank
 Fault = _C.FaultRecord
 MAX_CHUNKS: int = _C.MAX_CHUNKS  # of one operation
+MOST_MAIL_SLICES: int = _C.MOST_MAIL_SLICES  # that exchange records
 MAX_DEVICE_SLICES: int = _C.MAX_DEVICE_SLICES  # of a window in GPU memory
+AHEAD_SMS: int = _C.AHEAD_SMS  # multiprocessors that must be free where rows are sent ahead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,8 @@ class WindowShape:
     Attributes: `domain_size`: ranks that reach each other directly (all of them: one hop). `slices`: parts that work
     side by side, with words and rings of their own. `slots`: chunks a ring of a slice holds. `pull_tokens`,
     `push_tokens`: tokens of a chunk. `*_row_bytes`: multiples of 16. `mail_bytes`: bytes of a chunk of records.
-    `board_ints`: integers a rank may publish at once. `registered_rows`: rows of x for zero copy.
+    `board_ints`: integers a rank may publish at once. `registered_rows`: rows of x for zero copy. `landed_rows`:
+    rows of x that each peer sends ahead of a plan; 0: rows are pulled.
     """
 
     ranks: int
@@ -46,6 +49,7 @@ class WindowShape:
     mail_bytes: int
     board_ints: int
     registered_rows: int
+    landed_rows: int
 
     @property
     def native(self) -> _C.WindowShape:
@@ -242,6 +246,10 @@ class DeviceWindows:
             shape=native, first_rank=hosted[0], hosted=ranks, windows=table.data_ptr(),
             states=states.data_ptr(), reports=reports.data_ptr(), moved=self.moved.data_ptr(),
         )  # fmt: skip
+        self._ahead: _C.SendAhead | None = None
+        if shape.landed_rows > 0:
+            with torch.cuda.device(device):
+                self._ahead = _C.SendAhead(self._world, list(addresses))
 
     def publish(
         self, ints: Sequence[torch.Tensor], all_ints: Sequence[torch.Tensor], op: int, seconds: float
@@ -273,9 +281,21 @@ class DeviceWindows:
         """See HostWindows."""
         self._enqueue(_C.plan_on_device, [p.native for p in plans], counts_op, records_op, seconds)
 
+    def send_ahead(self, rows: Sequence[torch.Tensor], op: int, seconds: float) -> None:
+        """Sends contiguous x [T, H] of each hosted rank ahead of the next `deliver`. Windows with landed rows alone."""
+        assert self._ahead is not None
+        args = [_C.AheadArgs(x.data_ptr(), x.shape[0]) for x in rows]
+        enqueue(self._ahead.start, self._device, args, op, seconds)
+
     def deliver(self, args: Sequence[Deliver], op: int, seconds: float) -> None:
-        """See HostWindows."""
+        """See HostWindows; windows with landed rows want `send_ahead` before."""
         self._enqueue(_C.device_deliver, [one.native for one in args], op, seconds)
+        self.join_ahead()
+
+    def join_ahead(self) -> None:
+        """Has the current stream wait until rows that were sent ahead are where they go, if some are not."""
+        if self._ahead is not None:
+            enqueue(self._ahead.join, self._device)
 
     def collect(self, args: Sequence[Collect], op: int, seconds: float) -> None:
         """See HostWindows."""

@@ -33,9 +33,10 @@ class BenchCase:
     mode: exact (sizes from a host wait) or capacity (static sizes of `capacity` times tokens * top_k rows a
     rank, overflow dropped). fresh: every dispatch plans anew; else they use one handle. weights: combine
     multiplies rows by their routing weights, or none exist. domain_size: ranks of a domain, as the dispatchers take
-    it. time_limit: seconds that one library may take for
-    one operation; at least MIN_SAMPLES are taken whatever it says. pairs: the longest chained run. num_sms: GPU
-    multiprocessors a dispatcher may take. beside: what runs next to every operation, in a measurement of its own.
+    it. time_limit: seconds that one library may take for one operation; at least MIN_SAMPLES are taken whatever it
+    says. pairs: the longest chained run. num_sms: GPU multiprocessors a dispatcher may take. send_ahead: whether
+    one-sided dispatchers send x before the plan. beside: what runs next to every operation, in a measurement of its
+    own.
     """
 
     device: str = "cpu"
@@ -59,6 +60,7 @@ class BenchCase:
     time_limit: float = 12.0
     pairs: int = 128
     num_sms: int | None = None
+    send_ahead: bool | None = None
     beside: str = "none"
 
     def __post_init__(self) -> None:
@@ -96,17 +98,30 @@ class BenchCase:
 
     def _check_sizes(self) -> None:
         """The dispatchers' own rules, before any rank starts."""
+        _ = self.config
+
+    @property
+    def config(self) -> DispatcherConfig:
+        """The arguments of a one-sided dispatcher."""
         world = self.world
-        DispatcherConfig(
+        return DispatcherConfig(
             num_ranks=world.num_ranks, num_experts=world.num_experts, hidden=world.hidden, top_k=world.top_k,
-            max_tokens=world.max_tokens, backend="alltoall", dtype=world.dtype, wire=None, combine_wire=None,
+            max_tokens=world.max_tokens, backend="deepep", dtype=world.dtype, wire=None, combine_wire=None,
             domain_size=self.domain_size, layout=world.layout, alignment=world.alignment, capacity=world.capacity,
             overflow="drop", num_sms=self.num_sms, timeout=1.0, placement=world.placement, reduction="ordered",
+            send_ahead=self.send_ahead,
         )  # fmt: skip
 
     def _require(self, name: str, accepted: bool, expected: str) -> None:
         if not accepted:
             raise ArgumentError(name, getattr(self, name), expected)
+
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether one-sided dispatchers send every row to every peer, before the plan."""
+        if self.send_ahead is not None:
+            return self.send_ahead
+        return self.device == "cuda" and self.config.worth_sending_ahead
 
     @property
     def data(self) -> Case:
@@ -134,7 +149,7 @@ class BenchCase:
         """The case without what changes no answer."""
         return replace(
             self, device="cpu", dispatchers=ALL, baselines=ON_CPU, time_limit=1.0, pairs=1, num_sms=None,
-            beside="none", fresh=True,
+            send_ahead=None, beside="none", fresh=True,
         )  # fmt: skip
 
     @property
@@ -152,10 +167,13 @@ class BenchCase:
         words = ["flexep", "bench"]
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if value is None:
+                continue
             if field.name == "fresh":
                 words.append("--fresh" if value else "--cached")
                 continue
-            if value is None:
+            if field.name == "send_ahead":
+                words.append("--send-ahead" if value else "--no-send-ahead")
                 continue
             text = (",".join(value) or "none") if isinstance(value, tuple) else str(value)
             words += [f"--{field.name.replace('_', '-')}", text]

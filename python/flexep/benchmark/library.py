@@ -164,6 +164,7 @@ class FlexEP(Promising[Any], PlansApart):
             max_tokens=world.max_tokens, backend=dispatcher, dtype=world.dtype, layout=world.layout,
             alignment=world.alignment, capacity=world.capacity, overflow="drop", placement=world.placement,
             domain_size=world.domain_size, timeout=TIMEOUT, num_sms=case.num_sms,
+            send_ahead=case.send_ahead if dispatcher in WINDOWED else None,
         )  # fmt: skip
         self._steps = steps
         self._handles = [] if case.fresh else [self._plan(routed).handle for routed in steps]
@@ -175,11 +176,12 @@ class FlexEP(Promising[Any], PlansApart):
         """Rows stay where they are, on every rank alike: a dispatch whose back end delivers none."""
         routed = self._steps[step]
         own = vars(self._ep._alive().backend)  # hides the method of its class for as long as this takes
+        own["send_ahead"] = lambda _: None
         own["deliver"] = lambda *_, **__: Rows([routed.x[:0]], None)
         try:
             self._plan(routed)
         finally:
-            del own["deliver"]
+            del own["deliver"], own["send_ahead"]
 
     def dispatch(self, step: int) -> Any:
         routed = self._steps[step]

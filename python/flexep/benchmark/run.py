@@ -51,6 +51,7 @@ def run_on(pool: RankPool, case: BenchCase, copy: dict[str, Any], say: Progress)
         "copy": copy,
         "seed": case.seed,
         "domain_size": case.domain_size,
+        "sends_ahead": case.sends_ahead,
         "results": results,
         "left_out": [
             {"library": library, "dispatcher": dispatcher, "reason": reason}

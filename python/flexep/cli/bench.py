@@ -67,6 +67,12 @@ def bench(
     num_sms: Annotated[
         int | None, typer.Option(help="GPU multiprocessors a dispatcher may take.", show_default="its choice")
     ] = None,
+    send_ahead: Annotated[
+        bool | None,
+        typer.Option(
+            help="Whether one-sided dispatchers send x before the plan.", show_default="their choice"
+        ),
+    ] = None,
     beside: Annotated[
         str,
         typer.Option(help="none, or gemm: what matrix products next to dispatch and combine lose (cuda)."),
@@ -95,7 +101,7 @@ def bench(
             baselines=_names("baselines", baselines), domain_size=domain_size,
             tokens=tokens, hidden=hidden, experts=experts, top_k=top_k, dtype=dtype, routing=routing,
             layout=layout, mode=mode, capacity=capacity, fresh=fresh, alignment=alignment, weights=weights,
-            seed=seed, time_limit=time_limit, pairs=pairs, num_sms=num_sms, beside=beside,
+            seed=seed, time_limit=time_limit, pairs=pairs, num_sms=num_sms, send_ahead=send_ahead, beside=beside,
         )  # fmt: skip
         swept = None if sweep is None else parse(sweep)
         if swept is not None:

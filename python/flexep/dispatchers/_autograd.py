@@ -31,6 +31,7 @@ class Context:
     routes: Sequence[Route]
     flat: bool  # the layout of the rows at the experts' side of this call
     in_window: Sequence[bool] | None = None  # ranks whose x is in their window
+    sent_ahead: bool = False  # whether a dispatch has begun to move x before its plan
 
     def slots_from_rows(self, values: torch.Tensor, route: Route) -> torch.Tensor:
         """Per-row values of this call's layout ([rows] or flat [N, K]) -> [P, K] beside the partial rows."""
@@ -99,8 +100,9 @@ def dispatch_rows(
 
 def _deliver_tokens(call: Context, row_weights: Tensors | None, xs: Tensors) -> tuple[torch.Tensor, ...]:
     delivered = call.backend.deliver(
-        call.routes, xs, "dispatch.rows", flat=call.flat, registered=call.in_window
-    )
+        call.routes, xs, "dispatch.rows", flat=call.flat, registered=call.in_window,
+        sent_ahead=call.sent_ahead,
+    )  # fmt: skip
     return (*delivered.rows, *(row_weights or ()))
 
 

@@ -101,6 +101,7 @@ class Calls:
             # Ids are judged where they are, and the answer travels with the counts.
             masked = None if read or self._masked is None else self._masked[i]
             counted.append(self.backend.count(idx, judged, said, masked))
+        self.backend.send_ahead(xs)  # once there is memory for the rest: the exchange must follow
         return counted, self._exchange(
             "dispatch", partial(self.backend.tell, counted), None, self._each(check_values), read=read
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from flexep._native.plan import HEADER_INTS
-from flexep._native.window import MAX_CHUNKS, MAX_DEVICE_SLICES, WindowShape
+from flexep._native.window import AHEAD_SMS, MAX_CHUNKS, MAX_DEVICE_SLICES, MOST_MAIL_SLICES, WindowShape
 from flexep.config import ROW_BYTES, DispatcherConfig
 from flexep.errors import ArgumentError
 from flexep.group import Group
@@ -50,21 +50,39 @@ def _mps_part() -> float:
     return part
 
 
-def num_slices(config: DispatcherConfig, group: Group) -> int:
+def sends_ahead(config: DispatcherConfig, group: Group, hop_size: int) -> bool:
+    """Whether x goes to every peer before it is known who needs which rows: `config.send_ahead`; None: where ranks are
+    processes on GPUs and it is worth it.
+
+    Raises ArgumentError where it is asked for and rows travel over relays.
+    """
+    if hop_size < config.num_ranks:
+        if config.send_ahead:
+            raise ArgumentError("send_ahead", True, f"False where rows take two hops (domains of {hop_size})")
+        return False
+    if config.send_ahead is not None:
+        return config.send_ahead and config.num_ranks > 1
+    return group.device.type == "cuda" and not group.is_local and config.worth_sending_ahead
+
+
+def num_slices(config: DispatcherConfig, group: Group, ahead: bool = False) -> int:
     """Parts of a window that work side by side: multiprocessors of a GPU that a rank's crews take; else 1.
 
     `config.num_sms`, or 24 for flat rows and 64 where they are expanded; fewer where the GPU or the tokens do not
     allow it. The ranks of a local group share one GPU, and all their CTAs must be there at once. Processes that share
     one under MPS take so little of their part that all of them fit into half of one: their parts may be the same
     multiprocessors, and a rank's other kernels must find room beside those that wait for it. Without that variable, or
-    with more processes on a GPU than it has parts, `num_sms` must be small enough for that.
+    with more processes on a GPU than it has parts, `num_sms` must be small enough for that. Where rows are sent
+    `ahead`, a few are left to the kernels that say so.
     """
     if group.device.type != "cuda" or not torch.cuda.is_available():
         return 1  # without a GPU there will be no window either: opening says so on every rank
-    here = torch.cuda.get_device_properties(group.device).multi_processor_count // len(group.hosted)
-    part = _mps_part()
+    seen = torch.cuda.get_device_properties(group.device).multi_processor_count
+    here, part = seen // len(group.hosted), _mps_part()
     if part < 100:
         here = int(here * part / 200)
+    if ahead:
+        here = min(here, (seen - AHEAD_SMS) // len(group.hosted))
     wanted = DEFAULT_SMS[config.layout] if config.num_sms is None else config.num_sms
     return max(1, min(wanted, here, MAX_DEVICE_SLICES, config.max_tokens))
 
@@ -78,12 +96,16 @@ def _even(tokens: int, slices: int, least: int, most: int) -> int:
     return min(sizes, key=lambda n: (n * math.ceil(tokens / (n * slices)) if n else 0, -n))
 
 
-def window_shape(config: DispatcherConfig, hop_size: int, slices: int = 1) -> WindowShape:
+def window_shape(
+    config: DispatcherConfig, hop_size: int, slices: int = 1, ahead: bool = False
+) -> WindowShape:
     """The shape of every rank's window, for rows that travel in hops of `hop_size` ranks.
 
     The budget (`config.window_bytes`; 32 MiB, 128 with slices) is for the rings of rows: half for rows that are pulled
     (one ring for a rank's own rows, one for each domain it relays), half for partial sums that are pushed (one for
     each rank or domain that pushes here). A budget too small for `slices` makes them fewer.
+
+    `ahead`: a place for every row of every peer, instead of rings of rows that are pulled.
 
     Raises ArgumentError when the budget does not hold one token a chunk.
     """
@@ -110,7 +132,7 @@ def window_shape(config: DispatcherConfig, hop_size: int, slices: int = 1) -> Wi
         needed = 2 * least * LEAST_SLOTS * max(pull_line, push_line)
         raise ArgumentError("window_bytes", config.window_bytes, f"at least {needed} bytes for this shape")
     record = 4 * (1 + 3 * config.top_k)
-    mail = min(MAIL_BYTES, max(record, of_slice * record))
+    mail = min(MAIL_BYTES, max(1, math.ceil(config.max_tokens / min(slices, MOST_MAIL_SLICES))) * record)
     return WindowShape(
         ranks=R,
         domain_size=hop_size,
@@ -123,4 +145,5 @@ def window_shape(config: DispatcherConfig, hop_size: int, slices: int = 1) -> Wi
         mail_bytes=math.ceil(mail / ROW_BYTES) * ROW_BYTES,
         board_ints=HEADER_INTS + config.num_experts + R + max(1, D),
         registered_rows=config.max_tokens if config.zero_copy else 0,
+        landed_rows=config.max_tokens if ahead else 0,
     )

@@ -106,6 +106,12 @@ class Backend(ABC):
         """What every rank says of its slots, int32 [R, said_ints], on every hosted rank."""
         return self.collectives.gather_ints([one.said for one in counted], op)
 
+    def send_ahead(self, rows: Tensors) -> None:  # noqa: B027  (most back ends move rows by the plan)
+        """Begins to move what a fresh dispatch will deliver, before anything is known of it."""
+
+    def call_off(self) -> None:  # noqa: B027
+        """What `send_ahead` began will not be delivered."""
+
     @abstractmethod
     def plan(
         self, counted: Sequence[Counted], topk_weights: Tensors | None, published: Published
@@ -123,6 +129,7 @@ class Backend(ABC):
         row_weights: Tensors | None = None,
         dot_with: Tensors | None = None,
         registered: Sequence[bool] | None = None,
+        sent_ahead: bool = False,
     ) -> Delivered:
         """Contiguous [T, H] of every rank -> rows at the experts, in the same dtype: expert-major
         [num_rows, H], padding +0, or flat [N, H], tail +0.
@@ -131,6 +138,7 @@ class Backend(ABC):
             row_weights: expert-major only, fp32 [num_rows]: each row is round(weight * row), the product taken
                 in fp32.
             registered: ranks whose `rows` are in their window (see `window_input`); None: none of them.
+            sent_ahead: whether `send_ahead` was given these rows.
             dot_with: expert-major only, [num_rows, H] in the dtype of `rows`: `dots` are then fp32
                 [num_rows], the sum over h of dot_with[row, h] * row[h] before weights, 0 on padding, in the
                 order of docs/numerics.md. Padding of `dot_with` is never read into a result.

@@ -53,6 +53,7 @@ class CollectiveBackend(Backend):
         row_weights: Tensors | None = None,
         dot_with: Tensors | None = None,
         registered: Sequence[bool] | None = None,
+        sent_ahead: bool = False,
     ) -> Delivered:
         buffers = self._bring(routes, rows, op)
         weights = [None for _ in routes] if row_weights is None else list(row_weights)

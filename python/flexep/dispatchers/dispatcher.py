@@ -61,6 +61,10 @@ class Dispatcher:
         window_bytes: budget for the rings of one-sided back ends, in bytes a rank; None: 32 MiB. A smaller window
             moves rows in smaller chunks, and never changes bits.
         zero_copy: the windows also hold an x of max_tokens rows (`window_input`), which peers read where it lies.
+        send_ahead: the windows also have room for the x of every peer, (R - 1) * max_tokens rows. GPUs send all of x
+            there by copy engines while the plan is made: no row waits for the plan, more rows cross, bits stay. Not
+            over relays. None: where ranks are processes on GPUs, max_tokens >= 1024, the room is at most 256 MiB,
+            and a rank needs at least 0.7 of all rows if routing is even.
         reduction: "ordered" (bitwise promise) or, for allgather, "fast" (reduce-scatter, no such promise).
 
     Raises:
@@ -92,6 +96,7 @@ class Dispatcher:
         reduction: str = "ordered",
         window_bytes: int | None = None,
         zero_copy: bool = False,
+        send_ahead: bool | None = None,
     ) -> None:
         config = table = error = None
         try:
@@ -118,6 +123,7 @@ class Dispatcher:
                 reduction=reduction,
                 window_bytes=window_bytes,
                 zero_copy=zero_copy,
+                send_ahead=send_ahead,
                 debug=Environment.read().debug,
             )
             table = PlanTable(num_experts, group.size, config.placement)
@@ -153,8 +159,13 @@ class Dispatcher:
         Raises: ArgumentError, PeerRefused, CollectiveMismatch, HandleMismatch, CapacityExceeded (of the
             dispatch before), WindowBusy (another call is running), WindowBroken, Timeout, PeerLost.
         """
-        with self._alive().backend.one_at_a_time("dispatch"):
-            return self._dispatch(x, topk_idx, topk_weights, handle)
+        backend = self._alive().backend
+        with backend.one_at_a_time("dispatch"):
+            try:
+                return self._dispatch(x, topk_idx, topk_weights, handle)
+            except BaseException:
+                backend.call_off()
+                raise
 
     def _dispatch(self, x: Any, topk_idx: Any, topk_weights: Any, handle: Any) -> Any:
         calls = self._begin("dispatch")
@@ -171,7 +182,8 @@ class Dispatcher:
             handles, row_weights = calls.per_rank("handle", handle), None
             in_window = calls.cached_dispatch(xs, handles, weights)
         flat = self.config.layout == "flat"
-        call = Context(calls.backend, self.config, [h.route for h in handles], flat, in_window)
+        routes = [h.route for h in handles]
+        call = Context(calls.backend, self.config, routes, flat, in_window, sent_ahead=handle is None)
         if handle is not None and weights is not None:
             row_weights = self._send_weights(call, weights)
         out = dispatch_rows(call, row_weights, xs, weights or [])

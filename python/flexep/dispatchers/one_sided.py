@@ -19,7 +19,7 @@ from flexep.config import DispatcherConfig
 from flexep.dispatchers import _hops as hops
 from flexep.dispatchers._agree import TOKENS
 from flexep.dispatchers._record_sizes import metadata_bytes, most_sizes
-from flexep.dispatchers._window_shape import num_slices, window_shape
+from flexep.dispatchers._window_shape import num_slices, sends_ahead, window_shape
 from flexep.dispatchers.backend import (
     Backend,
     Delivered,
@@ -46,7 +46,8 @@ class OneSidedBackend(Backend):
 
     def __init__(self, group: Group, config: DispatcherConfig, table: PlanTable) -> None:
         super().__init__(group, config, table)
-        self.shape = window_shape(config, self.hop_size, num_slices(config, group))
+        ahead = sends_ahead(config, group, self.hop_size)
+        self.shape = window_shape(config, self.hop_size, num_slices(config, group, ahead), ahead)
         self.window = make_window(group, self.shape, config.timeout)
         self.collectives = WindowCollectives(self.window)
         self.planner = OneSidedPlanner(
@@ -81,6 +82,13 @@ class OneSidedBackend(Backend):
     @property
     def counts_later(self) -> bool:
         return isinstance(self.window, DeviceWindow)
+
+    def send_ahead(self, rows: Tensors) -> None:
+        if self.shape.landed_rows:
+            self.window.send_ahead(rows, "dispatch.rows")
+
+    def call_off(self) -> None:
+        self.window.call_off()
 
     def tell(self, counted: Sequence[Counted], op: str) -> list[torch.Tensor]:
         if isinstance(self.window, DeviceWindow):  # counts_later
@@ -153,6 +161,7 @@ class OneSidedBackend(Backend):
         row_weights: Tensors | None = None,
         dot_with: Tensors | None = None,
         registered: Sequence[bool] | None = None,
+        sent_ahead: bool = False,
     ) -> Delivered:
         device, in_window = self.group.device, self._none_registered
         if registered is not None and any(registered):
@@ -177,6 +186,8 @@ class OneSidedBackend(Backend):
                     else torch.empty(num_rows, dtype=torch.float32, device=device),
                 )
             )
+        if self.shape.landed_rows and not sent_ahead:
+            self.window.send_ahead(rows, op)
         self.window.deliver(parts, op)
         return Delivered(
             [part.out for part in parts],

@@ -41,7 +41,7 @@ LAYOUTS = (("expert_major", "expert_major"), ("flat", "expert_major"), ("flat", 
 WEIGHTS = ("inside", "combine", "nowhere", "none")
 PAYLOADS = ("plain", "nonfinite")
 TRANSPORTS = ("process", "local")
-WINDOWS = ("default", "tenth", "least")
+WINDOWS = ("default", "tenth", "least", "ahead")
 
 _CHOICES: dict[str, tuple] = {
     "spread": SPREADS,
@@ -68,8 +68,8 @@ class Case:
     third of them), factor (a float). `weights`: applied inside the expert, at combine, nowhere, or none given
     to dispatch. `fresh` dispatches with new routing, each followed by `cached` dispatches through its handle
     with new data; `repeats` times the whole again, for equal bits. `window`: what the rings of one-sided
-    dispatchers may take (flexep.testing.windows): the default, a tenth of what holds `tokens` in one chunk, or
-    as little as one token a chunk.
+    dispatchers may take (flexep.testing.windows): the default, a tenth of what holds `tokens` in one chunk, as
+    little as one token a chunk, or a tenth and room for rows that are sent ahead.
     """
 
     ranks: int

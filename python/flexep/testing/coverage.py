@@ -59,7 +59,7 @@ ROWS: dict[int | str, Requirement] = {
     "domains": Requirement("sums nested by domain, and hybridep's two hops",
                            lambda c: c.domain_size is not None and c.domain_size < c.ranks,
                            "only shapes of the number of ranks asked for"),
-    "window": Requirement("windows of a tenth of the worst case, and of one token a chunk",
+    "window": Requirement("windows of a tenth of the worst case, of one token a chunk, of rows sent ahead",
                           lambda c: c.window != "default", "of deepep and hybridep alone"),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from flexep.testing.case import Case
 from flexep.testing.compare import digest, raw
 from flexep.testing.experts import TakeRows, expert_partials, expert_rows
 from flexep.testing.oracle import Oracle
-from flexep.testing.windows import window_bytes
+from flexep.testing.windows import sends_ahead, window_bytes
 
 Seen = dict[str, "torch.Tensor | None"]
 GUARD_ROWS = 2
@@ -34,6 +34,7 @@ class Flow:
             combine_wire=case.combine_wire, domain_size=case.domain_size, layout=case.layout,
             alignment=case.alignment, capacity=world.capacity, overflow=case.overflow,
             placement=world.placement, timeout=TIMEOUT, window_bytes=window_bytes(case, world),
+            send_ahead=sends_ahead(case),
         )  # fmt: skip
 
     def problem(self, what: str, detail: str, rank: int | None = None) -> None:

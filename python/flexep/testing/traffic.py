@@ -8,6 +8,7 @@ import flexep
 from flexep.testing.case import Case
 from flexep.testing.inputs import rank_tokens
 from flexep.testing.oracle import Oracle
+from flexep.testing.windows import sends_ahead
 
 Counted = dict[str, tuple[int, int, int]]  # message -> (remote rows, remote bytes, rows over rails)
 
@@ -21,7 +22,8 @@ def expected_rows(case: Case, oracle: Oracle, step: int, ranks: list[int]) -> Co
     """Remote rows and bytes of rows that `ranks` move in one use of a plan: forward, and the two backwards
     alike.
 
-    deepep: one crossing per (token, destination rank), counted at the destination on the way out.
+    deepep: one crossing per (token, destination rank), counted at the destination on the way out. Where rows are sent
+    ahead every token goes to every peer, counted at its source.
     hybridep over domains: one rail crossing per (token, remote domain), and the hops inside domains.
     alltoall: one crossing per (token, destination rank) in exact mode, fixed splits with a capacity.
     allgather: every token (padded to the most on any rank) to every peer, partial rows likewise.
@@ -39,6 +41,8 @@ def expected_rows(case: Case, oracle: Oracle, step: int, ranks: list[int]) -> Co
             size = case.domain_size
         out, rail = _moved(holds, size, ranks)
         home = out  # the same crossings, each made by the rank that made it on the way out
+        if sends_ahead(case):
+            out = sum(rank_tokens(case)[r] for r in ranks) * peers
     elif world.capacity_rows is not None:
         out = home = len(ranks) * min(world.max_tokens, world.capacity_rows) * peers
     else:

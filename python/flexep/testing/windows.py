@@ -17,6 +17,12 @@ def window_bytes(case: Case, world: World) -> int | None:
     return least if case.window == "least" else max(least, worst_case(case, world) // 10)
 
 
+def sends_ahead(case: Case) -> bool:
+    """Whether every row goes to every peer: not over relays, which have none of those windows."""
+    over_relays = case.dispatcher == "hybridep" and case.domain_size not in (None, case.ranks)
+    return case.window == "ahead" and case.dispatcher in ("deepep", "hybridep") and not over_relays
+
+
 def worst_case(case: Case, world: World) -> int:
     """Bytes of rings that hold all of `max_tokens` in one chunk."""
     return max(1, world.max_tokens) * sum(ring_bytes_of_a_token(case, world))

@@ -88,6 +88,13 @@ class Window(ABC):
         Where no rank has dropped rows the first says nothing, and is counted as a call all the same.
         """
 
+    def send_ahead(self, rows: Sequence[torch.Tensor], op: str) -> None:  # noqa: B027  (hosts send in `deliver`)
+        """Begins to send contiguous x [T, H] of each hosted rank, for the next `deliver` of the same op. Windows with
+        landed rows want it before every delivery, from every rank that takes part in it."""
+
+    def call_off(self) -> None:  # noqa: B027
+        """What `send_ahead` began will not be delivered: its x is the caller's again, in stream order."""
+
     @abstractmethod
     def deliver(self, args: Sequence[Deliver], op: str) -> None:
         """Brings tokens to the rows of their experts, one part for each hosted rank."""

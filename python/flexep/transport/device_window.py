@@ -68,6 +68,15 @@ class DeviceWindow(Window):
             self._count(COUNTS, 0)
         self._windows.plan(plans, number_of(COUNTS), number_of(RECORDS), self.timeout)
 
+    def send_ahead(self, rows: Sequence[torch.Tensor], op: str) -> None:
+        self._alive()
+        self.raise_met()
+        self._windows.send_ahead(rows, number_of(op), self.timeout)
+
+    def call_off(self) -> None:
+        with suppress(ValueError):  # of a capture that failed, the error that it failed by says more
+            self._windows.join_ahead()
+
     def deliver(self, args: Sequence[Deliver], op: str) -> None:
         self._begin(op, 0)
         self._windows.deliver(args, number_of(op), self.timeout)

@@ -212,8 +212,38 @@ class Roles {
     if (role == 0)
       return with_crew_.places(exchange_, place,
                                [&](auto& crew, auto& rows) { return place_rows(crew, args, rows); });
-    return with_crew_.sends(
-        exchange_, [&](auto& crew) { return role == 1 ? offer(crew, args) : relay_rows(crew, args); });
+    return with_crew_.sends(exchange_, [&](auto& crew) {
+      if (role != 1) return relay_rows(crew, args);
+      if (!sends_ahead(exchange_.layout())) return offer(crew, args);
+      if (!world_.sent_before(epoch_, exchange_.rank())) return send_ahead(crew, args);
+      const Status status = crew.only_wait([&](auto& exchange) { return send_before(exchange, args); });
+      if (status == Status::arrived) take_sent(crew, args);
+      return status;
+    });
+  }
+  /// What somebody beside the crew does before the operation, as a GPU's copy engines do (device_ahead.h): sends the rows
+  /// once all lines are idle, and says so chunk after chunk. Nobody has written down yet that the lines are in use.
+  template <class Beside>
+  Status send_before(Beside& exchange, const DeliverArgs& args) {
+    const WindowLayout& layout = exchange.layout();
+    const Cut cut = pull_cut(layout);
+    const int me = exchange.rank(), R = world_.topology().ranks, T = args.tokens_of[me];
+    const auto line = [&](int step) { return Topology::direct(me, (me + step) % R); };
+    for (int step = 1; step < R; ++step) {
+      const Status status = exchange.emptied_before(Channel::pull, line(step));
+      if (status != Status::arrived) return status;
+    }
+    for (int chunk = 0; chunk < cut.chunks(T); ++chunk) {
+      const Range mine = share(exchange.team(), cut.range(chunk, T));
+      for (int step = 1; step < R; ++step)
+        for (int token = mine.begin; token < mine.end; ++token) {
+          const int to = line(step).peer;
+          exchange.mem().put(to, layout.landed_row(to, me, token), plan().x[token].data(), kRowBytes);
+        }
+      exchange.settle();
+      for (int step = 1; step < R; ++step) exchange.announce(Channel::pull, line(step), chunk);
+    }
+    return Status::arrived;
   }
   /// Rows that live in the window are written there before the operation, and are the caller's again after it.
   template <class Crew>

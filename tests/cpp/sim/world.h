@@ -84,6 +84,8 @@ class World {
   }
 
   const Topology& topology() const { return layout.shape.topology; }
+  /// Of rows that a rank sends ahead: whether that is done before the operation, which then only takes note of it.
+  bool sent_before(int epoch, int rank) const { return mix(seed, epoch, rank, 5) % 2 == 0; }
   int roles() const { return topology().domains() > 1 ? 3 : 2; }
   /// Of a rank: a team for each role of each slice.
   int teams() const { return roles() * layout.shape.slices; }
@@ -161,6 +163,7 @@ class World {
     shape.mail_bytes = (2 + 4 * pick(2, 'm')) * kRecordBytes;  // a piece that lanes share, or three
     shape.board_ints = kMostInts;
     shape.registered_rows = kMostTokens;
+    shape.landed_rows = domains == 1 && pick(2, 'a') == 1 ? kMostTokens : 0;
     return shape;
   }
 
