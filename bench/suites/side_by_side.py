@@ -4,7 +4,7 @@
 
 bf16, H = 7168, E = 256, K = 8, static capacity, fresh plans: both layouts at T = 4096 and 8192, and expert-major at
 alignment 128. Our dispatchers may take 64 multiprocessors, 128 for expert-major rows, which is more than they take when
-they are not asked (24 and 64), and 24 from eight ranks on. With `--device cpu` the shapes are small. Exit code 1 if a
+they are not asked (24 and 88), and 24 from eight ranks on. With `--device cpu` the shapes are small. Exit code 1 if a
 result was wrong.
 """
 

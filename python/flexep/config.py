@@ -50,6 +50,14 @@ class Environment:
         return Environment(debug=_switch("FLEXEP_DEBUG"), peer=_switch("FLEXEP_PEER"))
 
 
+def needed_share(experts: int, held: int, top_k: int) -> float:
+    """Probability that one of K choices falls on `held` of E experts, 1 - C(E - held, K) / C(E, K); K > E repeats
+    experts."""
+    if top_k > experts:
+        return 1 - (1 - held / experts) ** top_k
+    return 1 - math.comb(experts - held, top_k) / math.comb(experts, top_k)
+
+
 def _switch(variable: str) -> bool:
     value = os.environ.get(variable, "")
     if value not in ("", "0", "1"):
@@ -187,12 +195,16 @@ class DispatcherConfig:
         return self.capacity
 
     @property
+    def needed(self) -> float:
+        """Share of a rank's rows that any other rank needs, where experts are drawn evenly."""
+        return needed_share(self.num_experts, max(1, self.num_experts // self.num_ranks), self.top_k)
+
+    @property
     def worth_sending_ahead(self) -> bool:
         """Whether GPUs should send x to every peer before the plan, by shape alone; even routing is assumed."""
-        R, E, K = self.num_ranks, self.num_experts, self.top_k
-        needed = 1 - math.comb(E - E // R, K) / math.comb(E, K) if K <= E else 1.0
-        fits = (R - 1) * self.max_tokens * self.row_bytes <= AHEAD_BYTES
-        return R > 1 and fits and self.max_tokens >= AHEAD_TOKENS and needed >= AHEAD_NEEDED
+        R, T = self.num_ranks, self.max_tokens
+        fits = (R - 1) * T * self.row_bytes <= AHEAD_BYTES
+        return R > 1 and fits and T >= AHEAD_TOKENS and self.needed >= AHEAD_NEEDED
 
     @property
     def combine_dtype(self) -> torch.dtype:

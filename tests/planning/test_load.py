@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 
+from flexep.config import needed_share
 from flexep.planning import Topology, closed_form, counted, draw, make_workload
-from flexep.planning.load import _needed, _padded
+from flexep.planning.load import _padded
 from flexep.planning.sample import BY_RANK, FastSite
 from flexep.testing.routing import ROUTERS
 
@@ -20,13 +21,13 @@ from flexep.testing.routing import ROUTERS
 def test_needed_by_enumeration(experts: int, held: int, top_k: int) -> None:
     rows = list(itertools.combinations(range(experts), top_k))
     hit = sum(any(e < held for e in row) for row in rows)
-    assert _needed(experts, held, top_k) == pytest.approx(hit / len(rows), abs=1e-12)
+    assert needed_share(experts, held, top_k) == pytest.approx(hit / len(rows), abs=1e-12)
 
 
 def test_needed_with_repetition() -> None:
     rows = list(itertools.product(range(3), repeat=4))
     hit = sum(any(e < 1 for e in row) for row in rows)
-    assert _needed(3, 1, 4) == pytest.approx(hit / len(rows), abs=1e-12)
+    assert needed_share(3, 1, 4) == pytest.approx(hit / len(rows), abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,9 @@ _WHOLE, _SLICED = _Rings(2, 32 << 20, 512 << 10), _Rings(4, 128 << 20, 256 << 10
 LEAST_SLOTS = 2  # one is read while the next is written
 MAIL_BYTES = 64 << 10
 MPS_PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-DEFAULT_SMS = {"flat": 24, "expert_major": 64}
+# What two H200s reach between each other, and one multiprocessor in its own memory: docs/performance.md.
+LINK_GB_S, SM_GB_S = 360, 36
+SMS_STEP = 8
 
 
 def _mps_part() -> float:
@@ -65,11 +67,22 @@ def sends_ahead(config: DispatcherConfig, group: Group, hop_size: int) -> bool:
     return group.device.type == "cuda" and not group.is_local and config.worth_sending_ahead
 
 
+def modelled_sms(config: DispatcherConfig) -> int:
+    """Multiprocessors with which writing rows takes no longer than the link, rounded up to 8.
+
+    A rank writes each row that arrives (flat), or K T rows (expert-major; as many are read by combine), while
+    needed (R - 1) T rows come over the link: n SM_GB_S / LINK_GB_S >= written / came.
+    """
+    R = config.num_ranks
+    came = max(1, R - 1) * config.needed
+    written = config.top_k if config.layout == "expert_major" else came + config.needed
+    return math.ceil(LINK_GB_S / SM_GB_S * written / came / SMS_STEP) * SMS_STEP
+
+
 def num_slices(config: DispatcherConfig, group: Group, ahead: bool = False) -> int:
     """Parts of a window that work side by side: multiprocessors of a GPU that a rank's crews take; else 1.
 
-    `config.num_sms`, or 24 for flat rows and 64 where they are expanded; fewer where the GPU or the tokens do not
-    allow it. The ranks of a local group share one GPU, and all their CTAs must be there at once. Processes that share
+    `config.num_sms`, or what the model says; fewer where the GPU or the tokens do not allow it. The ranks of a local group share one GPU, and all their CTAs must be there at once. Processes that share
     one under MPS take so little of their part that all of them fit into half of one: their parts may be the same
     multiprocessors, and a rank's other kernels must find room beside those that wait for it. Without that variable, or
     with more processes on a GPU than it has parts, `num_sms` must be small enough for that. Where rows are sent
@@ -83,7 +96,7 @@ def num_slices(config: DispatcherConfig, group: Group, ahead: bool = False) -> i
         here = int(here * part / 200)
     if ahead:
         here = min(here, (seen - AHEAD_SMS) // len(group.hosted))
-    wanted = DEFAULT_SMS[config.layout] if config.num_sms is None else config.num_sms
+    wanted = modelled_sms(config) if config.num_sms is None else config.num_sms
     return max(1, min(wanted, here, MAX_DEVICE_SLICES, config.max_tokens))
 
 

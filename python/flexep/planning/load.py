@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from flexep._native.plan import HEADER_INTS, PlanTable, count_slots, resolve
+from flexep.config import needed_share
 from flexep.planning.sample import Sample
 from flexep.planning.topology import Topology
 from flexep.planning.workload import Workload
@@ -40,7 +41,7 @@ def closed_form(work: Workload, topology: Topology) -> Load:
     T, E, K = config.max_tokens, config.num_experts, config.top_k
     held_R = torch.bincount(torch.tensor(work.rank_of_expert), minlength=R)
     held_D = held_R.view(D, -1).sum(1)
-    needs = {held: _needed(E, held, K) for held in {*held_R.tolist(), *held_D.tolist()}}
+    needs = {held: needed_share(E, held, K) for held in {*held_R.tolist(), *held_D.tolist()}}
 
     def crossing(held: torch.Tensor) -> torch.Tensor:
         odds = torch.tensor([needs[h] for h in held.tolist()], dtype=torch.float64)
@@ -116,13 +117,6 @@ def _kept(
     at = place.clamp(max=E - 1)
     kept = (place < E) & (before_E[at] + nth * scale < kept_E[at])
     return torch.where(kept.view(idx_TK.shape), idx_TK, -1)
-
-
-def _needed(experts: int, held: int, top_k: int) -> float:
-    """Probability that one of K choices falls on `held` of E experts; K > E repeats experts."""
-    if top_k > experts:
-        return 1 - (1 - held / experts) ** top_k
-    return 1 - math.comb(experts - held, top_k) / math.comb(experts, top_k)
 
 
 def _padded(tokens: int, experts: int, top_k: int, alignment: int) -> float:
