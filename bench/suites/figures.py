@@ -1,8 +1,9 @@
 """Tables and pictures of docs/performance.md, from what the suites and a sweep have left.
 
     python -m bench.suites.figures --side-by-side bench/results/ep2-h200.json --no-cliffs no-cliffs.json \\
-        --curve curve.json --curve curve-flat.json --images docs/images --out performance-tables.md
+        --scaleup ep2-scaleup.json --images docs/images --out performance-tables.md
 
+The curve is that of scaleup, or of sweeps, one a layout: `--curve curve.json --curve curve-flat.json`.
 Any of the files may be left out, and what needs it is then missing. The model of the curve and the roofs are the rates
 in the file of no_cliffs, which measures them for some numbers of multiprocessors: ask it for those of the curve. Bytes
 of a row are counted by the oracle's plan, as no_cliffs does. Pictures are `curve.png` and `roofline.png`.
@@ -118,6 +119,29 @@ def _share(of: float, limit: float | None) -> str:
     return "" if not limit else f"{of / limit:.2f}"
 
 
+def curves_of(scaleup: Found) -> list[Found]:
+    """The curve that scaleup has measured, as a sweep for each layout."""
+    every = [
+        run
+        for part in scaleup["parts"]
+        if part["part"] == "curve"
+        for run in part["found"]
+        if "results" in run
+    ]
+    found = []
+    for layout in WORDS:
+        mine = [run for run in every if run["results"][0]["layout"] == layout]
+        if mine:
+            found.append({
+                "command": scaleup["command"], "commit": scaleup["commit"],
+                "results": [row for run in mine for row in run["results"]],
+                "runs": [
+                    {**run, "value": run["results"][0]["sms"], "rows": len(run["results"])} for run in mine
+                ],
+            })  # fmt: skip
+    return found
+
+
 def modelled(sweep: Found, op: str, rates: ByRates) -> Curve:
     """GB/s of what must cross by multiprocessors, where there are rates: a sweep of num_sms as the model has it."""
     found: Curve = {}
@@ -178,8 +202,7 @@ def blocks(
         yield f"{_origin(side)}\n\n{side_by_side.table(runs_)}"
         yield "\n".join(f"- {line}" for line in side_by_side.left_out(runs_))
         yield roofline_table(found)
-    for sweep in sweeps:
-        yield _origin(sweep)
+    yield from dict.fromkeys(map(_origin, sweeps))
     if sweeps:
         yield from (curve_table(sweeps, op, rates) for op in OPS)
     if no_cliffs is not None:
@@ -204,11 +227,14 @@ def main() -> int:
     parser.add_argument(
         "--curve", type=Path, action="append", default=[], help="of a sweep of num_sms; again: more"
     )
+    parser.add_argument("--scaleup", type=Path, help="a file of scaleup, for its curve")
     parser.add_argument("--images", type=Path, help="where the pictures go; without it, there are none")
     parser.add_argument("--out", type=Path, help="where the tables go, beside standard output")
     given = parser.parse_args()
     side, no_cliffs = _read(given.side_by_side), _read(given.no_cliffs)
     sweeps = [json.loads(path.read_text()) for path in given.curve]
+    if given.scaleup is not None:
+        sweeps += curves_of(json.loads(given.scaleup.read_text()))
     rates = {} if no_cliffs is None else rates_of(no_cliffs)
     found = [] if side is None else points(side_by_side.runs_of(side), rates)
     text = "\n\n".join(filter(None, blocks(side, sweeps, no_cliffs, found, rates))) + "\n"

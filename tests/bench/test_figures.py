@@ -97,6 +97,19 @@ def test_the_model_of_a_curve_is_that_of_no_cliffs(layout: str, op: str) -> None
     assert all(2 * ours[sms] == pytest.approx(model[sms]) for sms in model)
 
 
+def test_the_curve_of_scaleup_is_that_of_sweeps() -> None:
+    """It measures both layouts of a number of multiprocessors before the next number."""
+    found = [run_of(case(layout, sms)) for sms in (8, 64) for layout in ("flat", "expert_major")]
+    parts = [{"part": "speed", "found": found[:1]}, {"part": "curve", "found": [*found, {"domains": "1x2"}]}]
+    sweeps = figures.curves_of({"command": "scaleup", "commit": "abc", "parts": parts})
+    got = dict(figures.all_curves(sweeps, "dispatch", RATES))
+    want = dict(figures.all_curves([sweep("flat"), sweep("expert_major")], "dispatch", RATES))
+    assert got.keys() == want.keys()
+    for name, curve in got.items():
+        assert curve == {sms: want[name][sms] for sms in curve}
+        assert curve.keys() == {8, 64}
+
+
 def test_points_are_what_a_row_moved() -> None:
     runs = [run_of(case("expert_major", 64, alignment)) for alignment in (16, 128)]
     runs[0]["results"].append({**runs[0]["results"][0], "library": "torch"})

@@ -82,11 +82,12 @@ def modelled_sms(config: DispatcherConfig) -> int:
 def num_slices(config: DispatcherConfig, group: Group, ahead: bool = False) -> int:
     """Parts of a window that work side by side: multiprocessors of a GPU that a rank's crews take; else 1.
 
-    `config.num_sms`, or what the model says; fewer where the GPU or the tokens do not allow it. The ranks of a local group share one GPU, and all their CTAs must be there at once. Processes that share
-    one under MPS take so little of their part that all of them fit into half of one: their parts may be the same
-    multiprocessors, and a rank's other kernels must find room beside those that wait for it. Without that variable, or
-    with more processes on a GPU than it has parts, `num_sms` must be small enough for that. Where rows are sent
-    `ahead`, a few are left to the kernels that say so.
+    `config.num_sms`, or what the model says; fewer where the GPU or the tokens do not allow it. The ranks of a local
+    group share one GPU, and all their CTAs must be there at once. Processes that share one under MPS take so little of
+    their part that all of them fit into half of one: their parts may be the same multiprocessors, and a rank's other
+    kernels must find room beside those that wait for it. Without that variable, or with more processes on a GPU than it
+    has parts, `num_sms` must be small enough for that. Where rows are sent `ahead`, a few are left to the kernels that
+    say so.
     """
     if group.device.type != "cuda" or not torch.cuda.is_available():
         return 1  # without a GPU there will be no window either: opening says so on every rank
