@@ -4,7 +4,7 @@
 // relay on the home's rail adds its own domain's partial sums first, rounds, and pushes one row over the rail.
 // Every chunk is announced by everybody, empty or not: the reader then knows that nothing is missing.
 //
-// `Row` says how rows are added: partial(j, next, to), domain_sum(terms, count, to), home(token, terms, from, count).
+// `Row` says how rows are added: partial(j, next, to), domain_sum(terms, count, to), home(token, terms, rings, count).
 // They write where `Mem::target(rank, at, bytes)` says: memory in which the lane may put those bytes until its drain.
 #pragma once
 #include "kernels/args.h"
@@ -118,6 +118,25 @@ FLEXEP_HD Status relay_partials(Crew& crew, const CollectArgs& args, Row& row) {
   return Status::arrived;
 }
 
+/// Adds a token's terms at home, one for each ring that ring_of(rank) of its ranks names, by row.home(token, terms, rings,
+/// count); term(token, ring) says where one lies. `ranks`: of each token, [top_k]; `next`: the token after it, or -1.
+/// Lanes that add together have their own.
+template <class Lanes, class Row, class RingOf, class Term>
+FLEXEP_HD void add_token(const Lanes&, Row& row, const std::int32_t* ranks, int top_k, int token, int,
+                         const RingOf& ring_of, const Term& term) {
+  const void* terms[kMaxTopK];
+  int rings[kMaxTopK], count = 0;
+  for (int k = 0; k < top_k; ++k) {
+    const int rank = ranks[static_cast<long long>(token) * top_k + k];
+    if (rank < 0) break;
+    const int ring = ring_of(rank);
+    if (count > 0 && rings[count - 1] == ring) continue;  // its domain has added it already
+    rings[count] = ring;
+    terms[count++] = term(token, ring);
+  }
+  row.home(token, terms, rings, count);
+}
+
 /// Home: once a chunk has come from everybody who pushes to me, adds each token's terms in ascending order.
 template <class Crew, class Row>
 FLEXEP_HD Status add_home(Crew& crew, const CollectArgs& args, Row& row) {
@@ -142,24 +161,16 @@ FLEXEP_HD Status add_home(Crew& crew, const CollectArgs& args, Row& row) {
         },
         [&](auto& mem, const auto& lanes) {
           const Range mine = share(turned(lanes, chunk), cut.range(chunk, T));
-          auto ranks = of_tokens(lanes, args.home_rank, mine, top_k);
           const std::int64_t first = cut.first(chunk);
           const std::size_t first_at = layout.push_row(0, chunk, 0), stride = layout.shape.push_row_bytes;
           const std::size_t ring_bytes = layout.push_row(1, chunk, 0) - first_at;
-          for (int token = mine.begin; token < mine.end; ++token) {
-            const void* terms[kMaxTopK];
-            int from[kMaxTopK], count = 0;
-            for (int k = 0; k < top_k; ++k) {
-              const int rank = ranks[(token - mine.begin) * top_k + k];
-              if (rank < 0) break;
-              const int ring = flat ? rank : topology.domain(rank);
-              if (!flat && count > 0 && from[count - 1] == ring) continue;  // its domain has added it already
-              from[count] = ring;
-              terms[count++] =
-                  mem.view(me, first_at + ring * ring_bytes + (token - first) * stride, row_bytes);
-            }
-            row.home(token, terms, from, count);
-          }
+          const auto ring_of = [&](int rank) { return flat ? rank : topology.domain(rank); };
+          const auto term = [&](int token, int ring) {
+            return mem.view(me, first_at + ring * ring_bytes + (token - first) * stride, row_bytes);
+          };
+          for (int token = mine.begin; token < mine.end; ++token)
+            add_token(lanes, row, args.home_rank, top_k, token, token + 1 < mine.end ? token + 1 : -1,
+                      ring_of, term);
         },
         [&](auto& exchange) {
           for (int writer = 0; writer < writers; ++writer)

@@ -95,8 +95,8 @@ static_assert(std::max({kPlaceMovers.count, kOfferMovers.count, kGroupSums.count
               CrewCounts::kMaxMovers);
 static_assert(kPushSums.count + std::max(kHomeSums.count, kFlatHomeSums.count) <= FedTeam::kMostTeams);
 
-/// The roles' movers for such rows: fewer where the kernel has no registers for all, and shorter rings where the CTA has
-/// no memory for all.
+/// The roles' movers for such rows: fewer where the kernel has no registers for all, shorter rings where the CTA has no
+/// memory for all, and longer ones where rows are narrow, so that as many bytes are on their way.
 CrewPlan make_plan(int roles, int max_threads, const std::int64_t (&row_bytes)[3],
                    const Movers (&movers)[3]) {
   CrewPlan plan;
@@ -108,7 +108,10 @@ CrewPlan make_plan(int roles, int max_threads, const std::int64_t (&row_bytes)[3
     // Pieces of a row are alike, and begin at multiples of 128 bytes.
     constexpr std::int64_t kAlign = RingLayout::kAlign;
     const std::int64_t bytes = row_bytes[role], pieces = ceil_div(bytes, static_cast<std::int64_t>(most));
-    plan.stage_bytes[role] = static_cast<int>(ceil_div(ceil_div(bytes, pieces), kAlign) * kAlign);
+    const auto stage = static_cast<int>(ceil_div(ceil_div(bytes, pieces), kAlign) * kAlign);
+    const int most_stages = warps > 1 ? FeedMover<TermPiece>::kMaxStages : RingWarp<StoreEach>::kMaxStages;
+    plan.stage_bytes[role] = stage;
+    plan.stages[role] = std::max(stages, std::min(most_stages, stages * most / stage));
   }
   while (plan.threads() > max_threads) --*std::max_element(plan.movers, plan.movers + roles);
   while (plan.shared_bytes() > CrewPlan::kSharedBytes) --*std::max_element(plan.stages, plan.stages + roles);

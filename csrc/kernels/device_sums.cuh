@@ -197,21 +197,31 @@ class SumRows {
     const char* const y = static_cast<const char*>(args_.y);
     const std::int64_t y_bytes = args_.hidden * size_of(In);
     if (args_.flat) return adder_.add({y + j * y_bytes, 1.0f, 0, 1}, to);
-    const std::int32_t row = j == next_ ? next_row_ : row_of(j);
-    next_ = next, next_row_ = next < 0 ? -1 : row_of(next);  // under way while this one is added
+    const std::int32_t* const rows = args_.arrivals.rows;
+    const std::int32_t row = j == next_ ? next_row_ : slot_of(rows, j);
+    next_ = next, next_row_ = next < 0 ? -1 : slot_of(rows, next);  // under way while this one is added
     adder_.add(expert_rows(j, row, y, y_bytes), to);
   }
   __device__ void domain_sum(const void* const* terms, int count, void* to) {
     adder_.add({term_of_lane(terms, count), 1.0f, 0, count}, to);
   }
-  __device__ void home(int token, const void* const* terms, const int* ranks, int count) {
-    Terms mine{term_of_lane(terms, count), 1.0f, 0, count};
+  /// See add_token: lane i has the token's i-th rank, and then its i-th term.
+  template <class RingOf, class Term>
+  __device__ void home(int token, int next, const RingOf& ring_of, const Term& term) {
+    const std::int32_t rank = token == next_ ? next_row_ : slot_of(args_.home_rank, token);
+    next_ = next, next_row_ = next < 0 ? -1 : slot_of(args_.home_rank, next);
+    int ring = rank < 0 ? -1 : ring_of(rank);
+    const int before = __shfl_up_sync(kAllLanes, ring, 1);
+    const unsigned terms = __ballot_sync(kAllLanes, ring >= 0 && (warp_lane() == 0 || ring != before));
+    const int count = __popc(terms);
+    if ((terms & (terms + 1)) != 0)  // some lie apart
+      ring = __shfl_sync(kAllLanes, ring, warp_lane() < count ? __fns(terms, 0, warp_lane() + 1) : 0);
+    const bool has = warp_lane() < count;
+    Terms mine{has ? static_cast<const char*>(term(token, ring)) : nullptr, 1.0f, 0, count};
     if (args_.nest > 0) {
-      bool ends = false;
-      if (warp_lane() < count)
-        ends = warp_lane() + 1 == count ||
-               ranks[warp_lane()] / args_.nest != ranks[warp_lane() + 1] / args_.nest;
-      mine.ends = __ballot_sync(kAllLanes, ends);
+      const int after = __shfl_down_sync(kAllLanes, ring, 1);
+      mine.ends = __ballot_sync(kAllLanes,
+                                has && (warp_lane() + 1 == count || ring / args_.nest != after / args_.nest));
     }
     adder_.add(mine, static_cast<char*>(args_.z) + token * args_.hidden * size_of(args_.out_dtype));
   }
@@ -220,10 +230,10 @@ class SumRows {
   __device__ static const char* term_of_lane(const void* const* terms, int count) {
     return static_cast<const char*>(warp_lane() < count ? terms[warp_lane()] : nullptr);
   }
-  /// Slot `lane` of received row j.
-  __device__ std::int32_t row_of(int j) const {
+  /// Slot `lane` of a received row, or of a token.
+  __device__ std::int32_t slot_of(const std::int32_t* slots, int j) const {
     const int top_k = args_.arrivals.top_k;
-    return warp_lane() < top_k ? args_.arrivals.rows[static_cast<std::int64_t>(j) * top_k + warp_lane()] : -1;
+    return warp_lane() < top_k ? slots[static_cast<std::int64_t>(j) * top_k + warp_lane()] : -1;
   }
   /// The rows of received row j by ascending row, which is (expert, slot) order.
   __device__ Terms expert_rows(int j, std::int32_t row, const char* y, std::int64_t y_bytes) const {
@@ -251,5 +261,12 @@ class SumRows {
   int next_ = -1;
   std::int32_t next_row_ = -1;
 };
+
+/// See collect.h.
+template <class Row, class RingOf, class Term>
+__device__ __forceinline__ void add_token(const MoverWarp&, Row& row, const std::int32_t*, int, int token,
+                                          int next, const RingOf& ring_of, const Term& term) {
+  row.home(token, next, ring_of, term);
+}
 
 }  // namespace flexep
