@@ -35,6 +35,16 @@ FLEXEP_HD auto of_tokens(const Lanes& lanes, const std::int32_t* list, Range row
   return ints(lanes, list + static_cast<long long>(rows.begin) * top_k, {0, (rows.end - rows.begin) * top_k});
 }
 
+/// Adds the rows of received rows and puts each sum where at(token) says in the window of `owner`. These two are
+/// overloaded for lanes that work together.
+template <class Lanes, class Row, class Mem, class At>
+FLEXEP_HD void add_received(const Lanes& lanes, Row& row, Mem& mem, Range mine, const std::int32_t* token,
+                            int owner, const At& at, std::size_t row_bytes) {
+  auto tokens = ints(lanes, token, mine);
+  for (int j = mine.begin; j < mine.end; ++j)
+    row.partial(j, j + 1 < mine.end ? j + 1 : -1, mem.target(owner, at(tokens[j]), row_bytes));
+}
+
 /// Expert side: reduces my rows of each chunk to one partial sum a token and pushes it towards the token's home.
 template <class Crew, class Row>
 FLEXEP_HD Status push_partials(Crew& crew, const CollectArgs& args, Row& row) {
@@ -53,15 +63,14 @@ FLEXEP_HD Status push_partials(Crew& crew, const CollectArgs& args, Row& row) {
           [&](auto& mem, const auto& lanes) {
             const Range all = in_chunk(lanes, list.token, {list.base[home], list.base[home + 1]}, cut, chunk);
             const Range mine = share(turned(lanes, chunk + step), all);
-            auto tokens = ints(lanes, list.token, mine);
             const std::int64_t first = cut.first(chunk);
             const std::size_t first_at = to.channel == Channel::push
                                              ? layout.push_row(to.ring, chunk, 0)
                                              : layout.relay_push_row(to.ring, chunk, 0);
             const std::size_t stride = layout.shape.push_row_bytes;
-            for (int j = mine.begin; j < mine.end; ++j)
-              row.partial(j, j + 1 < mine.end ? j + 1 : -1,
-                          mem.target(to.owner, first_at + (tokens[j] - first) * stride, row_bytes));
+            add_received(
+                lanes, row, mem, mine, list.token, to.owner,
+                [&](int token) { return first_at + (token - first) * stride; }, row_bytes);
           },
           [&](auto& exchange) { exchange.announce(to.channel, to.line, chunk); });
       if (status != Status::arrived) return status;
@@ -118,23 +127,25 @@ FLEXEP_HD Status relay_partials(Crew& crew, const CollectArgs& args, Row& row) {
   return Status::arrived;
 }
 
-/// Adds a token's terms at home, one for each ring that ring_of(rank) of its ranks names, by row.home(token, terms, rings,
-/// count); term(token, ring) says where one lies. `ranks`: of each token, [top_k]; `next`: the token after it, or -1.
-/// Lanes that add together have their own.
-template <class Lanes, class Row, class RingOf, class Term>
-FLEXEP_HD void add_token(const Lanes&, Row& row, const std::int32_t* ranks, int top_k, int token, int,
-                         const RingOf& ring_of, const Term& term) {
-  const void* terms[kMaxTopK];
-  int rings[kMaxTopK], count = 0;
-  for (int k = 0; k < top_k; ++k) {
-    const int rank = ranks[static_cast<long long>(token) * top_k + k];
-    if (rank < 0) break;
-    const int ring = ring_of(rank);
-    if (count > 0 && rings[count - 1] == ring) continue;  // its domain has added it already
-    rings[count] = ring;
-    terms[count++] = term(token, ring);
+/// Adds the terms of tokens at home, one for each ring that ring_of(rank) of their ranks names: at(token, ring) says where
+/// one lies in my window.
+template <class Lanes, class Row, class Mem, class RingOf, class At>
+FLEXEP_HD void add_tokens(const Lanes&, Row& row, Mem& mem, int me, Range mine, const CollectArgs& args,
+                          const RingOf& ring_of, const At& at, std::size_t row_bytes) {
+  const int top_k = args.arrivals.top_k;
+  for (int token = mine.begin; token < mine.end; ++token) {
+    const void* terms[kMaxTopK];
+    int rings[kMaxTopK], count = 0;
+    for (int k = 0; k < top_k; ++k) {
+      const int rank = args.home_rank[static_cast<long long>(token) * top_k + k];
+      if (rank < 0) break;
+      const int ring = ring_of(rank);
+      if (count > 0 && rings[count - 1] == ring) continue;  // its domain has added it already
+      rings[count] = ring;
+      terms[count++] = mem.view(me, at(token, ring), row_bytes);
+    }
+    row.home(token, terms, rings, count);
   }
-  row.home(token, terms, rings, count);
 }
 
 /// Home: once a chunk has come from everybody who pushes to me, adds each token's terms in ascending order.
@@ -143,7 +154,7 @@ FLEXEP_HD Status add_home(Crew& crew, const CollectArgs& args, Row& row) {
   const WindowLayout& layout = crew.layout();
   const Topology& topology = layout.shape.topology;
   const Cut cut = push_cut(layout);
-  const int me = crew.rank(), T = args.tokens_of[me], top_k = args.arrivals.top_k;
+  const int me = crew.rank(), T = args.tokens_of[me];
   const bool flat = topology.domains() == 1;
   const int writers = flat ? topology.ranks : topology.domains();
   const auto row_bytes = static_cast<std::size_t>(args.hidden * size_of(args.wire));
@@ -165,12 +176,10 @@ FLEXEP_HD Status add_home(Crew& crew, const CollectArgs& args, Row& row) {
           const std::size_t first_at = layout.push_row(0, chunk, 0), stride = layout.shape.push_row_bytes;
           const std::size_t ring_bytes = layout.push_row(1, chunk, 0) - first_at;
           const auto ring_of = [&](int rank) { return flat ? rank : topology.domain(rank); };
-          const auto term = [&](int token, int ring) {
-            return mem.view(me, first_at + ring * ring_bytes + (token - first) * stride, row_bytes);
-          };
-          for (int token = mine.begin; token < mine.end; ++token)
-            add_token(lanes, row, args.home_rank, top_k, token, token + 1 < mine.end ? token + 1 : -1,
-                      ring_of, term);
+          add_tokens(
+              lanes, row, mem, me, mine, args, ring_of,
+              [&](int token, int ring) { return first_at + ring * ring_bytes + (token - first) * stride; },
+              row_bytes);
         },
         [&](auto& exchange) {
           for (int writer = 0; writer < writers; ++writer)

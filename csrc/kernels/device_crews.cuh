@@ -4,8 +4,8 @@
 
 #include "base/error.h"
 #include "kernels/deliver.h"
+#include "kernels/device_fed.cuh"
 #include "kernels/device_rows.cuh"
-#include "kernels/device_sums.cuh"
 
 namespace flexep {
 
@@ -261,8 +261,7 @@ struct CollectCrews {
     return crews.by_feeder<TermPiece>(read, [&](auto& crew, auto& mover) {
       // The lanes that wait and post move nothing.
       if constexpr (std::is_same_v<std::decay_t<decltype(mover)>, FeedMover<TermPiece>>) {
-        SumRows<In, FeedAdder> rows(args,
-                                    FeedAdder(mover, args.hidden * size_of(In), args.hidden * size_of(out)));
+        FedRows<In> rows(args, mover, out);
         role(crew, rows);
       } else {
         SumRows<In, NoAdder> rows(args, NoAdder{});

@@ -77,6 +77,8 @@ struct Movers {
 };
 // Measured: docs/decisions/crews.md. They change no bits.
 constexpr Movers kPlaceMovers{4, 3, 14336};  // rows that arrive
+constexpr Movers kNarrowMovers{8, 3, 7168};  // and are narrow
+constexpr Movers kPadMovers{2, 0, 0};        // rows that nothing fills, where none are offered
 constexpr Movers kOfferMovers{6, 0, 0};      // rows that are offered
 constexpr Movers kRelayMovers{2, 8, 3584};   // and those that a relay offers again
 constexpr Movers kPushMovers{2, 4, 14336};   // partial sums that only travel
@@ -87,12 +89,12 @@ constexpr Movers kFlatHomeSums{2, 3, kMostPieceBytes, kFed};  // and beside thos
 constexpr Movers kGroupSums{8, 0, 0};                         // the same in groups
 constexpr Movers kRelaySums{4, 0, 0};                         // partial sums that are added at a relay
 
-static_assert(std::max({kPlaceMovers.stages, kRelayMovers.stages, kPushMovers.stages}) <=
-              RingWarp<StoreEach>::kMaxStages);
+static_assert(std::max({kPlaceMovers.stages, kNarrowMovers.stages, kRelayMovers.stages,
+                        kPushMovers.stages}) <= RingWarp<StoreEach>::kMaxStages);
 static_assert(std::max({kPushSums.stages, kHomeSums.stages, kFlatHomeSums.stages}) <=
               FeedMover<TermPiece>::kMaxStages);
-static_assert(std::max({kPlaceMovers.count, kOfferMovers.count, kGroupSums.count, kRelaySums.count}) <=
-              CrewCounts::kMaxMovers);
+static_assert(std::max({kPlaceMovers.count, kNarrowMovers.count, kOfferMovers.count, kGroupSums.count,
+                        kRelaySums.count}) <= CrewCounts::kMaxMovers);
 static_assert(kPushSums.count + std::max(kHomeSums.count, kFlatHomeSums.count) <= FedTeam::kMostTeams);
 
 /// The roles' movers for such rows: fewer where the kernel has no registers for all, shorter rings where the CTA has no
@@ -171,8 +173,10 @@ void launch_records(const DeviceWorld& world, const std::vector<RecordArgs>& arg
 void launch_deliver(const DeviceWorld& world, const std::vector<DeliverArgs>& args, int op, double seconds,
                     std::uintptr_t stream) {
   const std::int64_t bytes = args.front().hidden * size_of(args.front().dtype);
-  const CrewPlan plan = make_plan(roles(world), DeliverCrews::kMaxThreads, {bytes, bytes, bytes},
-                                  {kPlaceMovers, kOfferMovers, kRelayMovers});
+  const Movers place = bytes <= kNarrowMovers.stage_bytes ? kNarrowMovers : kPlaceMovers;
+  const Movers offer = sends_ahead(WindowLayout(world.shape)) ? kPadMovers : kOfferMovers;
+  const CrewPlan plan =
+      make_plan(roles(world), DeliverCrews::kMaxThreads, {bytes, bytes, bytes}, {place, offer, kRelayMovers});
   launch_crews<DeliverCrews>(world, args, plan, op, seconds, stream);
 }
 void launch_collect(const DeviceWorld& world, const std::vector<CollectArgs>& args, int op, double seconds,

@@ -1,5 +1,5 @@
-// How the device's roles add rows: one warp by ordinary loads, or a few that a feeder brings them to. The same bits as
-// host_rows.h.
+// How the device's roles add rows: one warp by ordinary loads, or a few that a feeder (device_fed.cuh) brings them to. The
+// same bits as host_rows.h.
 #pragma once
 #include <cstdint>
 
@@ -155,32 +155,6 @@ __device__ __noinline__ void add_pieces(Reader<TermPiece> reader, FedTeam team, 
   }
 }
 
-/// Feeds such warps. Groups of terms are not for them (CollectCrews::adds_groups).
-class FeedAdder {
- public:
-  __device__ FeedAdder(FeedMover<TermPiece>& mover, std::int64_t row_bytes, std::int64_t out_bytes)
-      : mover_(mover), row_bytes_(static_cast<int>(row_bytes)), out_bytes_(out_bytes) {}
-
-  __device__ void add(const Terms& terms, void* to) const {
-    char* const row = static_cast<char*>(to);
-    if (terms.count == 0) return clear_row(row, out_bytes_);
-    const int most = mover_.piece_bytes();
-    for (int offset = 0; offset < row_bytes_; offset += most)
-      for (int i = 0; i < terms.count; ++i) {
-        const auto term = reinterpret_cast<const char*>(
-            __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(terms.row), i));
-        const float weight = __shfl_sync(kAllLanes, terms.weight, i);
-        const int bytes = min(most, row_bytes_ - offset);
-        mover_.move(term + offset, bytes, {row, offset, bytes, weight, i + 1 == terms.count});
-      }
-  }
-
- private:
-  FeedMover<TermPiece>& mover_;
-  const int row_bytes_;
-  const std::int64_t out_bytes_;
-};
-
 /// Of lanes that wait or post, which move nothing.
 struct NoAdder {
   __device__ void add(const Terms&, void*) const {}
@@ -205,7 +179,7 @@ class SumRows {
   __device__ void domain_sum(const void* const* terms, int count, void* to) {
     adder_.add({term_of_lane(terms, count), 1.0f, 0, count}, to);
   }
-  /// See add_token: lane i has the token's i-th rank, and then its i-th term.
+  /// See add_tokens: lane i has the token's i-th rank, and then its i-th term.
   template <class RingOf, class Term>
   __device__ void home(int token, int next, const RingOf& ring_of, const Term& term) {
     const std::int32_t rank = token == next_ ? next_row_ : slot_of(args_.home_rank, token);
@@ -263,10 +237,13 @@ class SumRows {
 };
 
 /// See collect.h.
-template <class Row, class RingOf, class Term>
-__device__ __forceinline__ void add_token(const MoverWarp&, Row& row, const std::int32_t*, int, int token,
-                                          int next, const RingOf& ring_of, const Term& term) {
-  row.home(token, next, ring_of, term);
+template <DType In, class Adder, class Mem, class RingOf, class At>
+__device__ __forceinline__ void add_tokens(const MoverWarp&, SumRows<In, Adder>& row, Mem& mem, int me,
+                                           Range mine, const CollectArgs&, const RingOf& ring_of,
+                                           const At& at, std::size_t row_bytes) {
+  for (int token = mine.begin; token < mine.end; ++token)
+    row.home(token, token + 1 < mine.end ? token + 1 : -1, ring_of,
+             [&](int of, int ring) { return mem.view(me, at(of, ring), row_bytes); });
 }
 
 }  // namespace flexep

@@ -39,9 +39,15 @@ class FeedMover : public WarpMem {
   __device__ void finish() { feeder_.finish(); }
 
   __device__ int piece_bytes() const { return feeder_.stage_bytes(); }
-  __device__ void move(const void* from, int bytes, const Note& note) {
-    step_of_.set(feeder_.loaded() % kMaxStages, step_);
-    feeder_.load(from, bytes, note);
+  __device__ int stages() const { return feeder_.num_stages(); }
+  /// Lanes move pieces each for themselves, at most as many as there are stages: this one is the number-th of them. Then
+  /// all say together how many they were.
+  __device__ void move_as(int number, const void* from, int bytes, const Note& note) const {
+    feeder_.load_as(number, from, bytes, note);
+  }
+  __device__ void moved_many(int pieces) {
+    step_of_.set_some(feeder_.loaded(), pieces, step_);
+    feeder_.loaded_many(pieces);
   }
   __device__ void end() { feeder_.end(); }
 

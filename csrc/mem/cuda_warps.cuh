@@ -112,6 +112,11 @@ class WarpMem {
     count(to, bytes);
     return mem_.address(to, at);
   }
+  /// The same for a lane by itself: its warp counts rows by `count_rows`.
+  __device__ char* address(int rank, std::size_t at) const { return mem_.address(rank, at); }
+  __device__ void count_rows(int peer, int rows, std::int64_t row_bytes) {
+    count(peer, rows, rows * row_bytes);
+  }
   __device__ void drain() const {}  // ordinary stores: the post that follows orders them
   __device__ void post(int to, std::size_t at, Signal signal) const {
     __syncwarp();  // orders the other threads' accesses before lane 0's release
@@ -166,12 +171,12 @@ class WarpMem {
         if (first + 32 * i < count) static_cast<T*>(to)[first + 32 * i] = some[i];
     }
   }
-  __device__ void count(int peer, std::size_t bytes) {
+  __device__ void count(int peer, std::size_t bytes) { count(peer, 1, static_cast<std::int64_t>(bytes)); }
+  __device__ void count(int peer, int rows, std::int64_t bytes) {
     if (peer == rank_) return;
-    const auto n = static_cast<std::int64_t>(bytes);
-    moved_.add({1, n, 0, 0});
+    moved_.add({rows, bytes, 0, 0});
     const bool near = peer >= domain_begin_ && peer < domain_begin_ + domain_size_;
-    if (!near) moved_.add({0, 0, 1, n});
+    if (!near) moved_.add({0, 0, rows, bytes});
   }
 
   CudaMem mem_;

@@ -2,7 +2,7 @@
 // them together. With a piece goes a note. Stages pass in order:
 //
 //     feeder                                        every reader, at its own pace
-//     load(from, bytes, note)   -- full -->         next(note): the piece and its note are there
+//     load_as(n, from, ...)     -- full -->         next(note): the piece and its note are there
 //     done(): read by all       <-- empty --        pass(): what was made of it is stored, too
 //     end()                     -- full -->         next(note): false
 //
@@ -97,8 +97,11 @@ class FedRing {
   /// A stage, and the parity of the phase that is waited for there.
   struct Turn {
     int stage, parity;
-    __device__ void advance(int stages) {
-      if (++stage == stages) stage = 0, parity ^= 1;
+    __device__ void advance(int stages) { *this = later(1, stages); }
+    /// `pieces` later, at most `stages`.
+    __device__ Turn later(int pieces, int stages) const {
+      const int at = stage + pieces;
+      return at < stages ? Turn{at, parity} : Turn{at - stages, parity ^ 1};
     }
   };
 
@@ -124,19 +127,27 @@ class Feeder : FedRing<Note> {
   }
 
   __device__ int stage_bytes() const { return Base::stage_bytes; }
+  __device__ int num_stages() const { return Base::stages; }
   __device__ int loaded() const { return loaded_; }
 
-  /// Global memory, a peer's too, to the next stage, as soon as that is free.
-  __device__ void load(const void* from, int bytes, const Note& note) {
-    acquire();
-    if (this->leads()) {
-      std::uint64_t* const full = this->full(next_.stage);
-      this->said(next_.stage) = {note, false};
-      ptx::mbarrier_arrive_expect_tx_release_cta(full, bytes);
-      ptx::bulk_load(this->row(next_.stage), from, bytes, full);
-    }
-    ++loaded_;
-    next_.advance(this->stages);
+  /// By one lane: global memory, a peer's too, to the stage of the number-th piece from now on, as soon as that is free.
+  /// Lanes load at most as many pieces as there are stages, all of the first so many, and then say so together.
+  __device__ void load_as(int number, const void* from, int bytes, const Note& note) const {
+    const typename Base::Turn turn = next_.later(number, this->stages);
+    if (loaded_ + number - this->stages >= done_) this->wait(this->empty(turn.stage), turn.parity ^ 1);
+    std::uint64_t* const full = this->full(turn.stage);
+    this->said(turn.stage) = {note, false};
+    ptx::mbarrier_arrive_expect_tx_release_cta(full, bytes);
+    ptx::bulk_load(this->row(turn.stage), from, bytes, full);
+  }
+  __device__ void loaded_many(int pieces) {
+    __syncwarp();
+    loaded_ += pieces;
+    next_ = next_.later(pieces, this->stages);
+    const int passed = loaded_ - this->stages - done_;  // as lanes have seen
+    if (passed <= 0) return;
+    done_ += passed;
+    oldest_ = oldest_.later(passed, this->stages);
   }
   /// Pieces, from the first on, that every reader has passed, alike on all lanes. Waits for none.
   __device__ int done() {

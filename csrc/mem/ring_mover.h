@@ -39,12 +39,20 @@ class Uniform {
   __device__ void set(int index, const T& value) {
     if (static_cast<int>(threadIdx.x) % 32 == index) value_ = value;
   }
+  /// Of `count` values from `first` on, around N, which is a power of two.
+  __device__ void set_some(int first, int count, const T& value) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (lane < N && ((lane - first) & (N - 1)) < count) value_ = value;
+  }
   __device__ T get(int index) const { return __shfl_sync(0xffffffffu, value_, index); }
 
  private:
   T value_ = {};
 #else
   FLEXEP_HD void set(int index, const T& value) { values_[index] = value; }
+  FLEXEP_HD void set_some(int first, int count, const T& value) {
+    for (int i = first; i < first + count; ++i) values_[i & (N - 1)] = value;
+  }
   FLEXEP_HD T get(int index) const { return values_[index]; }
 
  private:

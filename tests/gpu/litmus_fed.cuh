@@ -62,9 +62,14 @@ __global__ void feed_rows(char* const* windows, const char* sources, int stages,
   flexep::Feeder<FedNote> feeder(layout, 0, team);
   auto* const folds = reinterpret_cast<std::uint32_t*>(windows[blockIdx.x]);
   for (int round = 1; round <= rounds; ++round) {
-    for (int i = 0; i < kFedRows; ++i)
-      feeder.load(sources + static_cast<std::size_t>(source_row(round, i)) * kRowBytes, kRowBytes,
-                  {folds + i * FedTeam::kReaderLanes});
+    for (int first = 0, some; first < kFedRows; first += some) {
+      some = min(kFedRows - first, stages);
+      const int lane = static_cast<int>(threadIdx.x), i = first + lane;
+      if (lane < some)
+        feeder.load_as(lane, sources + static_cast<std::size_t>(source_row(round, i)) * kRowBytes, kRowBytes,
+                       {folds + i * FedTeam::kReaderLanes});
+      feeder.loaded_many(some);
+    }
     if constexpr (kPlant != FedPlant::no_finish) feeder.finish();
     const bool right = folds_are_right(folds, round);
     if (threadIdx.x == 0) count(tally, !right);

@@ -1,0 +1,150 @@
+// Sums whose terms a feeder brings to warps that only add: 32 terms of some sums at a time, a lane each, so that the
+// instructions of one piece are not behind those of another.
+#pragma once
+#include <cstdint>
+
+#include "kernels/args.h"
+#include "kernels/collect.h"
+#include "kernels/device_sums.cuh"
+
+namespace flexep {
+
+/// Which sums are fed, and in which order. Not groups of terms (CollectCrews::adds_groups).
+template <DType In>
+class FedRows {
+ public:
+  __device__ FedRows(const CollectArgs& args, FeedMover<TermPiece>& mover, DType out)
+      : args_(args),
+        mover_(mover),
+        row_bytes_(static_cast<int>(args.hidden * size_of(In))),
+        out_bytes_(args.hidden * size_of(out)) {}
+
+  /// The partial sums of received rows: expert rows by ascending row, which is (expert, slot) order, or a flat row alone.
+  /// A token's sum goes to at(token) in the window of `owner`.
+  template <class At>
+  __device__ void partials(Range mine, const std::int32_t* token, int owner, const At& at) {
+    const int slots = args_.flat ? 1 : args_.arrivals.top_k;
+    const Groups groups(slots);
+    const auto fetch = [&](int first) {
+      const int j = first + groups.group();
+      const bool here = j < mine.end;
+      Received got{here, here ? token[j] : 0, -1, 1.0f};
+      if (here && groups.place() < slots) {
+        const std::int64_t slot = static_cast<std::int64_t>(j) * slots + groups.place();
+        got.row = args_.flat ? j : args_.arrivals.rows[slot];
+        if (!args_.flat && args_.part_weights) got.weight = args_.part_weights[slot];
+      }
+      return got;
+    };
+    mover_.count_rows(owner, mine.end - mine.begin, out_bytes_);
+    Received next = fetch(mine.begin);
+    for (int j = mine.begin; j < mine.end; j += groups.count) {
+      const Received now = next;
+      next = fetch(j + groups.count);  // under way while these are fed
+      int turn = 0;
+      for (int place = 0; place < slots; ++place) {
+        const std::int32_t other = __shfl_sync(kAllLanes, now.row, groups.first() + place);
+        turn += other >= 0 && other < now.row;
+      }
+      char* const to = now.here ? mover_.address(owner, at(now.token)) : nullptr;
+      const char* const from =
+          static_cast<const char*>(args_.y) + static_cast<std::int64_t>(now.row) * row_bytes_;
+      feed(groups, now.here, now.row >= 0, turn, from, now.weight, to);
+    }
+  }
+
+  /// Partial sums that have come home, by ascending ring; see add_tokens.
+  template <class RingOf, class At>
+  __device__ void homes(Range mine, int me, const RingOf& ring_of, const At& at) {
+    const int slots = args_.arrivals.top_k;
+    const Groups groups(slots);
+    const auto fetch = [&](int first) {
+      const int token = first + groups.group();
+      const std::int64_t slot = static_cast<std::int64_t>(token) * slots + groups.place();
+      return token < mine.end && groups.place() < slots ? args_.home_rank[slot] : -1;
+    };
+    std::int32_t next = fetch(mine.begin);
+    for (int first = mine.begin; first < mine.end; first += groups.count) {
+      const int token = first + groups.group(), rank = next;
+      next = fetch(first + groups.count);
+      const int ring = rank < 0 ? -1 : ring_of(rank), before = __shfl_up_sync(kAllLanes, ring, 1);
+      const bool is_term =
+          ring >= 0 && (groups.place() == 0 || ring != before);  // else its domain has added it
+      const unsigned terms = __ballot_sync(kAllLanes, is_term);
+      const char* const from = is_term ? mover_.address(me, at(token, ring)) : nullptr;
+      char* const to = static_cast<char*>(args_.z) + token * out_bytes_;
+      feed(groups, token < mine.end, is_term, __popc(terms & groups.lanes() & groups.below()), from, 1.0f,
+           to);
+    }
+  }
+
+ private:
+  struct Received {
+    bool here;
+    std::int32_t token, row;  // row: of this lane's slot, or -1
+    float weight;
+  };
+  /// Lanes side by side have the slots of one sum, a power of two of them.
+  struct Groups {
+    int width, count;
+
+    __device__ explicit Groups(int slots) : width(1) {
+      while (width < slots) width *= 2;
+      count = 32 / width;
+    }
+    __device__ int group() const { return warp_lane() / width; }
+    __device__ int place() const { return warp_lane() & (width - 1); }
+    __device__ int first() const { return warp_lane() & ~(width - 1); }
+    /// Of this lane's group; and all before this lane, or before its group.
+    __device__ unsigned lanes() const { return (width == 32 ? kAllLanes : (1u << width) - 1) << first(); }
+    __device__ unsigned below() const { return (1u << warp_lane()) - 1; }
+    __device__ unsigned before() const { return (1u << first()) - 1; }
+  };
+
+  /// Feeds a sum for each group that is `here`: its lanes that have a term, in their turns.
+  __device__ void feed(const Groups& groups, bool here, bool has, int turn, const char* from, float weight,
+                       char* to) const {
+    const unsigned terms = __ballot_sync(kAllLanes, has);
+    const int count = __popc(terms & groups.lanes()), ahead = __popc(terms & groups.before());
+    for (unsigned left = __ballot_sync(kAllLanes, here && count == 0 && groups.place() == 0); left != 0;
+         left &= left - 1)
+      clear_row(reinterpret_cast<char*>(
+                    __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to), __ffs(left) - 1)),
+                out_bytes_);
+    // A piece of every term of a sum, then the next piece. Lanes meet before they load, so they ask for half of the ring
+    // at a time, and the other half is under way meanwhile.
+    const int at_once = (mover_.stages() + 1) / 2;
+    const int most = mover_.piece_bytes(), pieces = ceil_div(row_bytes_, most), all = pieces * __popc(terms);
+    for (int begin = 0, some; begin < all; begin += some) {
+      some = min(all - begin, at_once);
+      for (int piece = 0; piece < pieces; ++piece) {
+        const int number = ahead * pieces + piece * count + turn - begin, offset = piece * most;
+        if (!has || number < 0 || number >= some) continue;
+        const int bytes = min(most, row_bytes_ - offset);
+        mover_.move_as(number, from + offset, bytes, {to, offset, bytes, weight, turn + 1 == count});
+      }
+      mover_.moved_many(some);
+    }
+  }
+
+  const CollectArgs& args_;
+  FeedMover<TermPiece>& mover_;
+  const int row_bytes_;
+  const std::int64_t out_bytes_;
+};
+
+/// See collect.h.
+template <DType In, class Mem, class At>
+__device__ __forceinline__ void add_received(const MoverWarp&, FedRows<In>& row, Mem&, Range mine,
+                                             const std::int32_t* token, int owner, const At& at,
+                                             std::size_t) {
+  row.partials(mine, token, owner, at);
+}
+template <DType In, class Mem, class RingOf, class At>
+__device__ __forceinline__ void add_tokens(const MoverWarp&, FedRows<In>& row, Mem&, int me, Range mine,
+                                           const CollectArgs&, const RingOf& ring_of, const At& at,
+                                           std::size_t) {
+  row.homes(mine, me, ring_of, at);
+}
+
+}  // namespace flexep
