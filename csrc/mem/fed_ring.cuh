@@ -210,7 +210,8 @@ class Reader : FedRing<Note> {
   __device__ const char* piece() const { return this->row(turn_.stage); }
   /// What this warp has read and stored comes before whatever the feeder does when it learns of it.
   __device__ void pass() {
-    // Every lane for itself: one for its warp, behind a __syncwarp, is as fast, and racecheck does not know what it says.
+    // Every lane for itself: one for its warp, behind a __syncwarp, is slower (docs/decisions/crews.md), and racecheck
+    // does not know what it says.
     ptx::mbarrier_arrive_release_cta(this->empty(turn_.stage));
     turn_.advance(this->stages);
   }
