@@ -16,7 +16,7 @@ struct CrewPlan {
 
   int roles = 0;
   int movers[kMaxRoles] = {};
-  int mover_warps[kMaxRoles] = {};  // of each: 1, or FedTeam::kWarps, which have a fed ring
+  int mover_warps[kMaxRoles] = {};  // of each: 1, or a feeder and its readers, which have a fed ring
   int stages[kMaxRoles] = {};       // of each mover's ring; 0: ordinary loads and stores
   int stage_bytes[kMaxRoles] = {};
 
@@ -107,7 +107,8 @@ class CtaCrews {
   __device__ FedTeam team() const {
     int barrier = 1 + movers().rank();  // all movers of the CTA differ; 0 is everybody's
     for (int role = 0; role < role_; ++role) barrier += plan_.movers[role];
-    return {(warp_ - CrewPlan::kSpeakers) % plan_.mover_warps[role_], barrier};
+    const int warps = plan_.mover_warps[role_];
+    return {(warp_ - CrewPlan::kSpeakers) % warps, barrier, warps - 1};
   }
   __device__ std::size_t ring_at() const {
     return plan_.rings_at(role_) + movers().rank() * plan_.ring_bytes(role_);
@@ -256,7 +257,12 @@ struct CollectCrews {
   __device__ __forceinline__ static Moved fed(CtaCrews& crews, const Args& args, bool weighted, DType out,
                                               const Role& role) {
     const auto read = [&](Reader<TermPiece> reader, const FedTeam& team) {
-      weighted ? add_pieces<In, true>(reader, team, out) : add_pieces<In, false>(reader, team, out);
+      if (team.readers == kWideReaders)
+        weighted ? add_pieces<In, true, kWideReaders>(reader, team, out)
+                 : add_pieces<In, false, kWideReaders>(reader, team, out);
+      else
+        weighted ? add_pieces<In, true, kNarrowReaders>(reader, team, out)
+                 : add_pieces<In, false, kNarrowReaders>(reader, team, out);
     };
     return crews.by_feeder<TermPiece>(read, [&](auto& crew, auto& mover) {
       // The lanes that wait and post move nothing.

@@ -82,20 +82,31 @@ constexpr Movers kPadMovers{2, 0, 0};        // rows that nothing fills, where n
 constexpr Movers kOfferMovers{6, 0, 0};      // rows that are offered
 constexpr Movers kRelayMovers{2, 8, 3584};   // and those that a relay offers again
 constexpr Movers kPushMovers{2, 4, 14336};   // partial sums that only travel
-constexpr int kFed = FedTeam::kWarps;
-constexpr Movers kPushSums{2, 6, kMostPieceBytes, kFed};  // expert rows that are added
-constexpr Movers kHomeSums{1, 3, kMostPieceBytes, kFed};  // partial sums that are added at home beside those
-constexpr Movers kFlatHomeSums{2, 3, kMostPieceBytes, kFed};  // and beside those that only travel
-constexpr Movers kGroupSums{8, 0, 0};                         // the same in groups
-constexpr Movers kRelaySums{4, 0, 0};                         // partial sums that are added at a relay
+/// Sums of wide rows and of narrow ones, whose pieces fewer warps share.
+struct FedSums {
+  Movers wide, narrow;
+  constexpr const Movers& of(std::int64_t row_bytes) const {
+    return row_bytes <= narrow.stage_bytes ? narrow : wide;
+  }
+};
+constexpr FedSums sums(int wide, int narrow, int stages) {
+  return {{wide, stages, piece_bytes(kWideReaders), 1 + kWideReaders},
+          {narrow, stages, piece_bytes(kNarrowReaders), 1 + kNarrowReaders}};
+}
+constexpr FedSums kPushSums = sums(2, 3, 6);      // expert rows that are added
+constexpr FedSums kHomeSums = sums(1, 2, 3);      // partial sums that are added at home beside those
+constexpr FedSums kFlatHomeSums = sums(2, 4, 3);  // and beside those that only travel
+constexpr Movers kGroupSums{8, 0, 0};             // the same in groups
+constexpr Movers kRelaySums{4, 0, 0};             // partial sums that are added at a relay
 
 static_assert(std::max({kPlaceMovers.stages, kNarrowMovers.stages, kRelayMovers.stages,
                         kPushMovers.stages}) <= RingWarp<StoreEach>::kMaxStages);
-static_assert(std::max({kPushSums.stages, kHomeSums.stages, kFlatHomeSums.stages}) <=
+static_assert(std::max({kPushSums.wide.stages, kHomeSums.wide.stages, kFlatHomeSums.wide.stages}) <=
               FeedMover<TermPiece>::kMaxStages);
 static_assert(std::max({kPlaceMovers.count, kNarrowMovers.count, kOfferMovers.count, kGroupSums.count,
                         kRelaySums.count}) <= CrewCounts::kMaxMovers);
-static_assert(kPushSums.count + std::max(kHomeSums.count, kFlatHomeSums.count) <= FedTeam::kMostTeams);
+static_assert(kPushSums.narrow.count + std::max(kHomeSums.narrow.count, kFlatHomeSums.narrow.count) <=
+              FedTeam::kMostTeams);
 
 /// The roles' movers for such rows: fewer where the kernel has no registers for all, shorter rings where the CTA has no
 /// memory for all, and longer ones where rows are narrow, so that as many bytes are on their way.
@@ -184,8 +195,10 @@ void launch_collect(const DeviceWorld& world, const std::vector<CollectArgs>& ar
   const CollectArgs& rows = args.front();
   const std::int64_t bytes = rows.hidden * size_of(rows.dtype), wire = rows.hidden * size_of(rows.wire);
   const bool only_travels = CollectCrews::only_travels(rows);
-  const Movers push = only_travels ? kPushMovers : kPushSums;
-  const Movers home = CollectCrews::adds_groups(rows) ? kGroupSums : only_travels ? kFlatHomeSums : kHomeSums;
+  const Movers push = only_travels ? kPushMovers : kPushSums.of(bytes);
+  const Movers home = CollectCrews::adds_groups(rows) ? kGroupSums
+                      : only_travels                  ? kFlatHomeSums.of(wire)
+                                                      : kHomeSums.of(wire);
   const CrewPlan plan =
       make_plan(roles(world), CollectCrews::kMaxThreads, {bytes, wire, wire}, {push, home, kRelaySums});
   launch_crews<CollectCrews>(world, args, plan, op, seconds, stream);

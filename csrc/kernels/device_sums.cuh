@@ -125,13 +125,16 @@ struct TermPiece {
   bool last;  // term of the sum
 };
 constexpr int kPieceVectors = 7;  // of a lane
-constexpr int kMostPieceBytes = kPieceVectors * FedTeam::kReaderLanes * kVectorBytes;
+/// Warps that share a piece: few where rows are narrow, so that there are more teams of them.
+constexpr int kWideReaders = 4, kNarrowReaders = 2;
+/// Of a piece, at most.
+FLEXEP_HD constexpr int piece_bytes(int readers) { return kPieceVectors * 32 * readers * kVectorBytes; }
 
 /// One of the warps that add what a feeder brings; returns at its end. What it keeps over a piece must fit its
 /// registers: beside the rings hardly any first-level cache is left for what is spilled.
-template <DType In, bool kWeighted>
+template <DType In, bool kWeighted, int kReaders>
 __device__ __noinline__ void add_pieces(Reader<TermPiece> reader, FedTeam team, DType out) {
-  constexpr int kLanes = FedTeam::kReaderLanes;
+  constexpr int kLanes = 32 * kReaders;
   Sums<In, kPieceVectors, kLanes> sums(team.lane());
   for (TermPiece piece; reader.next(piece);) {
     const auto* const mine = reinterpret_cast<const uint4*>(reader.piece()) + team.lane();

@@ -18,12 +18,13 @@ namespace flexep {
 
 /// The warps of a CTA that share a ring: neighbours, the feeder first.
 struct FedTeam {
-  static constexpr int kReaders = 4, kWarps = 1 + kReaders, kReaderLanes = 32 * kReaders;
   static constexpr int kMostTeams = 15;  // of a CTA: named barriers, without that of __syncthreads
 
   int warp;     // the caller's
   int barrier;  // the team's own: 1 to kMostTeams
+  int readers;
 
+  __device__ int threads() const { return 32 * (1 + readers); }
   __device__ bool feeds() const { return warp == 0; }
   /// Of a reader's lane, among all of them.
   __device__ int lane() const { return (warp - 1) * 32 + static_cast<int>(threadIdx.x) % 32; }
@@ -88,7 +89,7 @@ class FedRing {
   }
 
   /// Both sides meet before either looks at an mbarrier.
-  __device__ static void meet(const FedTeam& team) { ptx::barrier_sync(team.barrier, 32 * FedTeam::kWarps); }
+  __device__ static void meet(const FedTeam& team) { ptx::barrier_sync(team.barrier, team.threads()); }
   __device__ static bool leads() { return threadIdx.x % 32 == 0; }
   __device__ static void wait(std::uint64_t* barrier, int parity) {
     while (!ptx::mbarrier_try_wait_parity_acquire_cta(barrier, parity)) {
@@ -119,7 +120,7 @@ class Feeder : FedRing<Note> {
     if (this->leads()) {
       for (int stage = 0; stage < this->stages; ++stage) {
         ptx::mbarrier_init(this->full(stage), 1);
-        ptx::mbarrier_init(this->empty(stage), FedTeam::kReaderLanes);
+        ptx::mbarrier_init(this->empty(stage), 32 * team.readers);
       }
       ptx::fence_mbarrier_init_release_cluster();
     }

@@ -10,6 +10,7 @@ namespace litmus {
 using flexep::FedTeam;
 
 constexpr int kFedRows = 12;  // a round
+constexpr int kFedReaders = 4, kReaderLanes = 32 * kFedReaders;
 
 enum class FedPlant { none, pass_before_read, no_finish };
 
@@ -21,7 +22,7 @@ struct FedNote {
 template <class Word>
 __device__ std::uint32_t fold_of_lane(int lane, const Word& word) {
   std::uint32_t sum = 0;
-  for (int w = lane; w < kRowWords; w += FedTeam::kReaderLanes) sum = fold(sum, word(w));
+  for (int w = lane; w < kRowWords; w += kReaderLanes) sum = fold(sum, word(w));
   return sum;
 }
 
@@ -43,17 +44,17 @@ __device__ void read_rows(flexep::Reader<FedNote>& reader, int lane) {
 /// lanes of the feeder call together.
 __device__ inline bool folds_are_right(const std::uint32_t* folds, int round) {
   bool right = true;
-  for (int i = kFedRows * FedTeam::kReaderLanes - 32 + static_cast<int>(threadIdx.x); i >= 0; i -= 32) {
-    const int row = source_row(round, i / FedTeam::kReaderLanes);
-    right &= load_plain(folds + i) ==
-             fold_of_lane(i % FedTeam::kReaderLanes, [&](int w) { return source_word(row, w); });
+  for (int i = kFedRows * kReaderLanes - 32 + static_cast<int>(threadIdx.x); i >= 0; i -= 32) {
+    const int row = source_row(round, i / kReaderLanes);
+    right &=
+        load_plain(folds + i) == fold_of_lane(i % kReaderLanes, [&](int w) { return source_word(row, w); });
   }
   return __all_sync(0xffffffffu, right);
 }
 
 template <FedPlant kPlant>
 __global__ void feed_rows(char* const* windows, const char* sources, int stages, int rounds, Tally& tally) {
-  const FedTeam team{static_cast<int>(threadIdx.x) / 32, 1};
+  const FedTeam team{static_cast<int>(threadIdx.x) / 32, 1, kFedReaders};
   const flexep::FedLayout<FedNote> layout(stages, kRowBytes);
   if (!team.feeds()) {
     flexep::Reader<FedNote> reader(layout, 0, team);
@@ -67,7 +68,7 @@ __global__ void feed_rows(char* const* windows, const char* sources, int stages,
       const int lane = static_cast<int>(threadIdx.x), i = first + lane;
       if (lane < some)
         feeder.load_as(lane, sources + static_cast<std::size_t>(source_row(round, i)) * kRowBytes, kRowBytes,
-                       {folds + i * FedTeam::kReaderLanes});
+                       {folds + i * kReaderLanes});
       feeder.loaded_many(some);
     }
     if constexpr (kPlant != FedPlant::no_finish) feeder.finish();
@@ -87,8 +88,8 @@ inline void run_fed(int pairs_count, int rounds) {
   const auto feed = [&](const char* variant, int stages, auto* kernel) {
     run("fed-ring", variant, [&](Tally& tally) {
       pairs.clear();
-      alone_on_its_sm(kernel)<<<2 * pairs_count, 32 * FedTeam::kWarps, kOneCtaPerSm>>>(pairs.windows, sources,
-                                                                                       stages, rounds, tally);
+      alone_on_its_sm(kernel)<<<2 * pairs_count, 32 * (1 + kFedReaders), kOneCtaPerSm>>>(
+          pairs.windows, sources, stages, rounds, tally);
     });
   };
   feed("right-1-stage", 1, feed_rows<FedPlant::none>);
