@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import flexep
+from flexep.cli._bench_sweep import curves
 from flexep.config import DispatcherConfig
 from flexep.dispatchers import _window_shape
-from flexep.dispatchers._window_shape import num_slices, sends_ahead, window_shape
+from flexep.dispatchers._window_shape import modelled_sms, num_slices, sends_ahead, window_shape
 
 ROW = 2 * 512  # bytes
 
@@ -175,3 +178,39 @@ def test_who_posts_rows_sent_ahead_has_room(
     """Its kernel would wait for those that wait for it, if they had every multiprocessor."""
     fake_gpu(monkeypatch, 114)
     assert num_slices(config(num_sms=num_sms), on_gpus(hosted), ahead=True) == slices
+
+
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
+
+
+@pytest.mark.parametrize("layout", ["flat", "expert_major"])
+@pytest.mark.parametrize("op", ["dispatch", "combine"])
+def test_the_model_is_near_the_knee_of_the_measured_curve(layout: str, op: str) -> None:
+    """Of two H200s: with so many multiprocessors hardly anything is lost, and with half of them much is."""
+    name = {"flat": "ep2-curve-flat-h200.json", "expert_major": "ep2-curve-h200.json"}[layout]
+    measured = json.loads((RESULTS / name).read_text())
+    row = measured["results"][0]
+    made = config(num_experts=row["experts"], top_k=row["top_k"], hidden=row["hidden"], layout=layout)
+    curve = curves(measured, op)["deepep"]
+    wanted = modelled_sms(made)
+    assert wanted == {"flat": 24, "expert_major": 88}[layout]
+
+    def share(sms: float) -> float:
+        """Of the best bandwidth; between two measured numbers, on the line through them."""
+        below, above = max(n for n in curve if n <= sms), min(n for n in curve if n >= sms)
+        part = 0.0 if above == below else (sms - below) / (above - below)
+        return (curve[below] + part * (curve[above] - curve[below])) / max(curve.values())
+
+    assert share(wanted) > 0.75 > share(wanted / 2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sms"),
+    [
+        ({"num_ranks": 8, "num_experts": 256, "top_k": 8}, 16),  # 8 rows written for 7 that come
+        ({"num_ranks": 8, "num_experts": 256, "top_k": 8, "layout": "expert_major"}, 24),
+        ({"num_ranks": 1, "layout": "expert_major"}, 24),
+    ],
+)
+def test_fewer_multiprocessors_where_more_comes_over_the_link(changed: dict[str, object], sms: int) -> None:
+    assert modelled_sms(config(**changed)) == sms
