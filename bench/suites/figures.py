@@ -50,11 +50,12 @@ class Point:
         return self.load.local / self.row["median_us"] / 1e3
 
 
-def case_of(row: Found, device: str) -> BenchCase:
+def case_of(row: Found, of_run: Found) -> BenchCase:
     """A case with the rows of a result whose capacity has dropped none."""
     same = ("ranks", "tokens", "hidden", "experts", "top_k", "layout", "alignment", "routing", "fresh")
     return BenchCase(
-        device=device, dispatchers=(row["dispatcher"],), baselines=(), num_sms=row["sms"], **{k: row[k] for k in same}
+        send_ahead=of_run.get("sends_ahead", False),
+        dispatchers=(row["dispatcher"],), baselines=(), num_sms=row["sms"], **{k: row[k] for k in same}
     )  # fmt: skip
 
 
@@ -66,18 +67,14 @@ def rates_of(no_cliffs: Found) -> ByRates:
     }
 
 
-def _device(of_run: Found) -> str:
-    return "cpu" if of_run["copy_engine"] is None else "cuda"
-
-
 def points(runs_: list[Found], rates: ByRates) -> list[Point]:
     """Dispatch and combine of our one-sided dispatchers. With one domain hybridep is deepep, and stays out."""
     return [
         Point(
             row,
-            load_of(case_of(row, _device(one)), row["op"]),
+            load_of(case_of(row, one), row["op"]),
             _copy_gb_s(one, row["op"]),
-            rates.get((row["sms"], row["op"], case_of(row, _device(one)).sends_ahead)),
+            rates.get((row["sms"], row["op"], case_of(row, one).sends_ahead)),
         )
         for one in runs_
         for row in one["results"]
@@ -146,7 +143,7 @@ def modelled(sweep: Found, op: str, rates: ByRates) -> Curve:
     """GB/s of what must cross by multiprocessors, where there are rates: a sweep of num_sms as the model has it."""
     found: Curve = {}
     for value, rows, rest in runs(sweep):
-        case = case_of(next(row for row in rows if row["op"] == op), _device(rest))
+        case = case_of(next(row for row in rows if row["op"] == op), rest)
         at = rates.get((value, op, case.sends_ahead))
         if at is not None:
             found[value] = rest["must_cross_bytes"][op] / model_us(load_of(case, op), at) / 1e3

@@ -35,7 +35,8 @@ struct PostLaunch {
   WindowLayout layout;
   char* const* windows;
   DeviceState* state;
-  int rank, op, tokens;  // that have been copied
+  int rank, op;
+  int tokens;  // the first so many have been copied
 };
 
 /// Posts the chunks that are whole.
@@ -121,7 +122,12 @@ class SendAhead::Streams {
     is_apart_ = true;
     join_streams(stream, copies_, started_);
     cuda_check(cudaStreamWaitEvent(posts_, started_, 0), "waiting for rows sent ahead");
-    for (int i = 0; i < world_.hosted; ++i) send(i, args[i], op);
+    try {
+      for (int i = 0; i < world_.hosted; ++i) send(i, args[i], op);
+    } catch (...) {
+      join_streams(copies_, posts_, copied_[0]);  // copies of a piece that is not whole
+      throw;
+    }
   }
   void join(cudaStream_t stream) {
     if (!is_apart_) return;

@@ -186,10 +186,6 @@ std::vector<Report> HostWindows::exchange_records(const std::vector<RecordArgs>&
 
 std::vector<Report> HostWindows::deliver(const std::vector<DeliverArgs>& args, int op, double seconds,
                                          int lanes) {
-  for (std::size_t i = 0; i < args.size() && sends_ahead(layout_); ++i)
-    if (const int tokens = args[i].tokens_of[ranks_[i]->rank]; tokens > layout_.shape.landed_rows)
-      throw Error(std::to_string(tokens) + " tokens to send ahead: at most " +
-                  std::to_string(layout_.shape.landed_rows));
   Run run(*this, op, seconds);
   const Topology& topology = layout_.shape.topology;
   for (std::size_t i = 0; i < args.size(); ++i) {

@@ -40,7 +40,7 @@ struct WindowLayout {
   Span<Signal> words[kWordKinds];  // [slices][ranks], but `published` and `stopped` are [ranks]
   Span<FaultRecord> faults;        // [ranks], by writer
   Span<std::int32_t> board;  // [2][ranks][board_ints]: two, because a peer may still read the one before
-  // Each of these [slices] times:
+  // Each of these [slices] times, mail [mail_slices] times:
   Span<char> mail;        // [ranks, by sender][slots][mail_bytes]
   Span<char> pull;        // [slots][pull_tokens][pull_row_bytes], my own rows; none if they are sent ahead
   Span<char> relay_pull;  // [source domain][slots][pull_tokens][pull_row_bytes]; none with one domain
@@ -60,7 +60,7 @@ struct WindowLayout {
     faults = cursor.take<FaultRecord>(R, kAlign);
     board = cursor.take<std::int32_t>(2 * R * s.board_ints, kAlign);
     const SliceBytes of = slice_bytes();
-    mail = cursor.take<char>(slices * of.mail, kAlign);
+    mail = cursor.take<char>(static_cast<std::size_t>(s.mail_slices()) * of.mail, kAlign);
     pull = cursor.take<char>(slices * of.pull, kAlign);
     relay_pull = cursor.take<char>(slices * of.relay_pull, kAlign);
     push = cursor.take<char>(slices * of.push, kAlign);

@@ -154,7 +154,8 @@ class DispatcherConfig:
         self._require("zero_copy", isinstance(self.zero_copy, bool), "True or False")
         windowed = not self.zero_copy or self.backend in WINDOWED
         self._require("zero_copy", windowed, f"False: only {' and '.join(WINDOWED)} have a window")
-        self._require("send_ahead", self.send_ahead in (None, True, False), "None, True or False")
+        named = self.send_ahead is None or isinstance(self.send_ahead, bool)
+        self._require("send_ahead", named, "None, True or False")
         windowed = not self.send_ahead or self.backend in WINDOWED
         self._require("send_ahead", windowed, f"None or False: only {' and '.join(WINDOWED)} have a window")
         whole = self.placement is None or all(_is_int(rank, 0) for rank in self.placement)
@@ -201,8 +202,11 @@ class DispatcherConfig:
 
     @property
     def worth_sending_ahead(self) -> bool:
-        """Whether GPUs should send x to every peer before the plan, by shape alone; even routing is assumed."""
+        """Whether GPUs should send x to every peer before the plan, by shape, with even routing. Not where all streams
+        of a GPU share one queue (CUDA_DEVICE_MAX_CONNECTIONS=1), in which the plan would wait for the copies."""
         R, T = self.num_ranks, self.max_tokens
+        if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+            return False
         fits = (R - 1) * T * self.row_bytes <= AHEAD_BYTES
         return R > 1 and fits and T >= AHEAD_TOKENS and self.needed >= AHEAD_NEEDED
 

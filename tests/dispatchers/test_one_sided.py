@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from flexep.dispatchers import one_sided
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
 from flexep.transport._window import OPS
+from flexep.transport.host_window import HostWindow
 
 SHAPE = {"num_experts": 9, "hidden": 64, "top_k": 3, "max_tokens": 40}
 Rows = list[torch.Tensor]
@@ -303,3 +305,87 @@ def test_a_post_wakes_who_sleeps() -> None:
 
 def test_every_operation_has_a_number_of_its_own() -> None:
     assert len(set(OPS)) == len(OPS) < 256
+
+
+@pytest.fixture
+def window_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What dispatchers ask of their windows from here on, in order."""
+    made: list[str] = []
+    for name in ("send_ahead", "call_off", "publish", "deliver", "collect"):
+        was = getattr(HostWindow, name)
+
+        def noted(window: HostWindow, *args: object, name: str = name, was: Callable = was) -> object:
+            made.append(f"{name} {args[-1]}" if name in ("send_ahead", "deliver") else name)
+            return was(window, *args)
+
+        monkeypatch.setattr(HostWindow, name, noted)
+    return made
+
+
+def sending_ahead(**more: object) -> flexep.Dispatcher:
+    return flexep.Dispatcher(flexep.Group.local(2), backend="deepep", send_ahead=True, **{**SHAPE, **more})
+
+
+def test_rows_go_before_the_header_and_once(window_calls: list[str]) -> None:
+    """A fresh dispatch sends x before anything is told; what has a plan sends it with the delivery."""
+    ep = sending_ahead()
+    x, topk_idx, weights = inputs(2)
+    x = [one.requires_grad_() for one in x]
+    received = ep.dispatch(x, topk_idx, weights)
+    rows = "dispatch.rows"
+    assert window_calls == [f"send_ahead {rows}", "publish", f"deliver {rows}"]
+    window_calls.clear()
+    ep.dispatch([one.detach() for one in x], handle=[r.handle for r in received])
+    assert window_calls == [f"send_ahead {rows}", f"deliver {rows}"]
+    z = ep.combine([r.x for r in received], [r.handle for r in received])
+    window_calls.clear()
+    torch.autograd.backward(z, [torch.ones_like(one) for one in z])
+    rows = "combine_backward.rows"
+    assert window_calls == [f"send_ahead {rows}", f"deliver {rows}", "collect"]
+
+
+def test_rows_of_a_dispatch_that_fails_are_called_off(
+    window_calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """x may be freed then, once the window's stream has waited for the copies."""
+    ep = sending_ahead()
+    x, topk_idx, weights = inputs(2)
+    with pytest.raises(flexep.ArgumentError):
+        ep.dispatch(x, [one[:, :1] for one in topk_idx], weights)
+    assert window_calls == ["call_off"]  # refused before anything went
+    window_calls.clear()
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(one_sided, "_planned", fails)
+    with pytest.raises(MemoryError):
+        ep.dispatch(x, topk_idx, weights)
+    assert window_calls == ["send_ahead dispatch.rows", "publish", "call_off"]
+
+
+def test_room_is_left_for_those_who_post(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(one_sided, "num_slices", lambda config, group, ahead: asked.append(ahead) or 1)
+    sending_ahead()
+    flexep.Dispatcher(flexep.Group.local(2), backend="deepep", **SHAPE)
+    assert asked == [True, False]
+
+
+@pytest.mark.parametrize("value", [1, 0, "yes", torch.tensor([1, 2])])
+def test_send_ahead_is_a_choice_of_three(value: object) -> None:
+    with pytest.raises(flexep.ArgumentError, match=r"send_ahead = .*None, True or False"):
+        flexep.Dispatcher(flexep.Group.local(2), backend="deepep", **SHAPE, send_ahead=value)
+
+
+def test_zero_copy_input_is_sent_ahead_too() -> None:
+    x, topk_idx, weights = inputs(2)
+    want = round_trip(
+        flexep.Dispatcher(flexep.Group.local(2), backend="deepep", **SHAPE), x, topk_idx, weights
+    )
+    ep = sending_ahead(zero_copy=True)
+    own = [room[: rows.shape[0]] for room, rows in zip(ep.window_input(), x, strict=True)]
+    for room, rows in zip(own, x, strict=True):
+        room.copy_(rows)
+    got = round_trip(ep, own, topk_idx, weights)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))

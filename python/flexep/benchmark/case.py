@@ -118,9 +118,9 @@ class BenchCase:
 
     @property
     def sends_ahead(self) -> bool:
-        """Whether one-sided dispatchers send every row to every peer, before the plan."""
+        """Whether deepep sends every row to every peer before the plan; hybridep too, with one domain."""
         if self.send_ahead is not None:
-            return self.send_ahead
+            return self.send_ahead and self.ranks > 1
         return self.device == "cuda" and self.config.worth_sending_ahead
 
     @property

@@ -32,7 +32,8 @@ _WHOLE, _SLICED = _Rings(2, 32 << 20, 512 << 10), _Rings(4, 128 << 20, 256 << 10
 LEAST_SLOTS = 2  # one is read while the next is written
 MAIL_BYTES = 64 << 10
 MPS_PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-# What two H200s reach between each other, and one multiprocessor in its own memory: docs/performance.md.
+# What two H200s reach between each other, and one multiprocessor of many in its own memory (48 of 16, 33 of 64):
+# docs/performance.md#no-cliffs.
 LINK_GB_S, SM_GB_S = 360, 36
 SMS_STEP = 8
 

@@ -55,12 +55,15 @@ class Dispatcher:
         capacity: None: exact sizes. float: a factor, ceil(capacity * max_tokens * top_k) expert-major rows a
             rank. int: that many rows. Padding counts. Sizes are static; the kept-set rule drops the rest.
         overflow: with a capacity, "error" (CapacityExceeded at the next call or at `check`) or "drop".
-        num_sms: GPU multiprocessors for back ends with kernels of their own, at most; collectives ignore it.
+        num_sms: GPU multiprocessors for back ends with kernels of their own, at most; collectives ignore it. None: as
+            many as write rows as fast as the link brings them. Where rows are sent ahead, 4 of a GPU must stay free
+            of kernels that wait, those of other dispatchers too; a single dispatcher leaves them.
         timeout: seconds any wait on the CPU may take.
         placement: rank of each expert, length E; None: contiguous, the first E mod R ranks hold one more.
-        window_bytes: budget for the rings of one-sided back ends, in bytes a rank; None: 32 MiB. A smaller window
-            moves rows in smaller chunks, and never changes bits.
-        zero_copy: the windows also hold an x of max_tokens rows (`window_input`), which peers read where it lies.
+        window_bytes: budget for the rings of one-sided back ends, in bytes a rank; None: 32 MiB, 128 on GPUs. A smaller
+            window moves rows in smaller chunks, and never changes bits. Rows sent ahead have room beside it.
+        zero_copy: the windows also hold an x of max_tokens rows (`window_input`), which peers read where it lies,
+            or which is sent ahead from there.
         send_ahead: the windows also have room for the x of every peer, (R - 1) * max_tokens rows. GPUs send all of x
             there by copy engines while the plan is made: no row waits for the plan, more rows cross, bits stay. Not
             over relays. None: where ranks are processes on GPUs, max_tokens >= 1024, the room is at most 256 MiB,

@@ -188,7 +188,11 @@ class OneSidedBackend(Backend):
             )
         if self.shape.landed_rows and not sent_ahead:
             self.window.send_ahead(rows, op)
-        self.window.deliver(parts, op)
+        try:
+            self.window.deliver(parts, op)
+        except BaseException:
+            self.window.call_off()
+            raise
         return Delivered(
             [part.out for part in parts],
             None if dot_with is None else [part.dots for part in parts if part.dots is not None],

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import torch
 
 from flexep._native.one_sided_plan import RankPlan
 from flexep._native.plan import Counted
 from flexep._native.window import Collect, Deliver, DeviceWindows, WindowShape
+from flexep.errors import WindowBroken
 from flexep.group import Group
 from flexep.transport._window import COUNTS, RECORDS, Window, count, number_of, record_bytes_of
 from flexep.transport.collectives import Traffic
@@ -29,6 +30,7 @@ class DeviceWindow(Window):
         self._windows = DeviceWindows(shape, memory.addresses, group.hosted, group.device)
         # Whatever stream the first operation is on, it finds zeros.
         torch.cuda.current_stream(group.device).synchronize()
+        self._is_ahead = False  # rows have been sent ahead, and no operation has begun since
         self._calls: dict[str, tuple[int, int]] = {}  # calls so far, and bytes of a record (0: rows)
         # Also at interpreter exit, as HostWindow does.
         told = None if group.is_local else self._windows
@@ -37,12 +39,14 @@ class DeviceWindow(Window):
     def publish(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
         out = self._board(ints, op)
         self._windows.publish(ints, out, number_of(op), self.timeout)
+        self._is_ahead = False
         return out
 
     def count_and_publish(self, counted: Sequence[Counted], op: str) -> list[torch.Tensor]:
         """Counts the slots of every hosted rank, and publishes what is said of them."""
         out = self._board([one.said for one in counted], op)
         self._windows.count_and_publish(counted, out, number_of(op), self.timeout)
+        self._is_ahead = False
         return out
 
     def _board(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
@@ -71,15 +75,22 @@ class DeviceWindow(Window):
     def send_ahead(self, rows: Sequence[torch.Tensor], op: str) -> None:
         self._alive()
         self.raise_met()
+        if (
+            self._is_ahead
+        ):  # of an operation that failed to begin: what is sent now would be taken for what was sent then
+            raise WindowBroken(f"{op}: rows were sent ahead before, and no operation has followed")
+        self._is_ahead = True
         self._windows.send_ahead(rows, number_of(op), self.timeout)
 
     def call_off(self) -> None:
-        with suppress(ValueError):  # of a capture that failed, the error that it failed by says more
+        # Of a capture that failed, the error that it failed by says more.
+        with suppress(ValueError) if is_capturing() else nullcontext():
             self._windows.join_ahead()
 
     def deliver(self, args: Sequence[Deliver], op: str) -> None:
         self._begin(op, 0)
         self._windows.deliver(args, number_of(op), self.timeout)
+        self._is_ahead = False
 
     def collect(self, args: Sequence[Collect], op: str) -> None:
         self._begin(op, 0)
