@@ -127,8 +127,8 @@ FLEXEP_HD Status relay_partials(Crew& crew, const CollectArgs& args, Row& row) {
   return Status::arrived;
 }
 
-/// Adds the terms of tokens at home, one for each ring that ring_of(rank) of their ranks names: at(token, ring) says where
-/// one lies in my window.
+/// Adds the terms of tokens at home, one for each ring that ring_of(rank) of their ranks names: at(token, ring) says
+/// where one lies in my window.
 template <class Lanes, class Row, class Mem, class RingOf, class At>
 FLEXEP_HD void add_tokens(const Lanes&, Row& row, Mem& mem, int me, Range mine, const CollectArgs& args,
                           const RingOf& ring_of, const At& at, std::size_t row_bytes) {

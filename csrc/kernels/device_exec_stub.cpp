@@ -1,4 +1,5 @@
-// Stands in for device_exec.cu, device_plan.cu and device_ahead.cu in a build without nvcc: every entry raises with the option to set.
+// Stands in for device_exec.cu, device_plan.cu and device_ahead.cu in a build without nvcc: every entry raises with the
+// option to set.
 #if !defined(FLEXEP_WITH_CUDA)
 #include "base/error.h"
 #include "kernels/device_ahead.h"

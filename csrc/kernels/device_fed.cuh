@@ -19,8 +19,8 @@ class FedRows {
         row_bytes_(static_cast<int>(args.hidden * size_of(In))),
         out_bytes_(args.hidden * size_of(out)) {}
 
-  /// The partial sums of received rows: expert rows by ascending row, which is (expert, slot) order, or a flat row alone.
-  /// A token's sum goes to at(token) in the window of `owner`.
+  /// The partial sums of received rows: expert rows by ascending row, which is (expert, slot) order, or a flat row
+  /// alone. A token's sum goes to at(token) in the window of `owner`.
   template <class At>
   __device__ void partials(Range mine, const std::int32_t* token, int owner, const At& at) {
     const int slots = args_.flat ? 1 : args_.arrivals.top_k;
@@ -111,8 +111,8 @@ class FedRows {
       clear_row(reinterpret_cast<char*>(
                     __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to), __ffs(left) - 1)),
                 out_bytes_);
-    // A piece of every term of a sum, then the next piece. Lanes meet before they load, so they ask for half of the ring
-    // at a time, and the other half is under way meanwhile.
+    // A piece of every term of a sum, then the next piece. Lanes meet before they load, so they ask for half of the
+    // ring at a time, and the other half is under way meanwhile.
     const int at_once = (mover_.stages() + 1) / 2;
     const int most = mover_.piece_bytes(), pieces = ceil_div(row_bytes_, most), all = pieces * __popc(terms);
     for (int begin = 0, some; begin < all; begin += some) {

@@ -141,8 +141,8 @@ class CtaPart {
   __device__ void note_ahead() {
     if (threadIdx.x == 0) state_.ahead = before_.epoch + operations_ + 1;
   }
-  /// Stops if a peer has given up by now: it may have sent rows over those that were read. By all threads, once they have
-  /// read.
+  /// Stops if a peer has given up by now: it may have sent rows over those that were read. By all threads, once they
+  /// have read.
   __device__ void heed(int op) {
     __syncthreads();
     if (threadIdx.x >= 32) return;

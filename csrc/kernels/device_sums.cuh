@@ -1,5 +1,5 @@
-// How the device's roles add rows: one warp by ordinary loads, or a few that a feeder (device_fed.cuh) brings them to. The
-// same bits as host_rows.h.
+// How the device's roles add rows: one warp by ordinary loads, or a few that a feeder (device_fed.cuh) brings them to.
+// The same bits as host_rows.h.
 #pragma once
 #include <cstdint>
 

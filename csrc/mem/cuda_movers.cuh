@@ -40,8 +40,8 @@ class FeedMover : public WarpMem {
 
   __device__ int piece_bytes() const { return feeder_.stage_bytes(); }
   __device__ int stages() const { return feeder_.num_stages(); }
-  /// Lanes move pieces each for themselves, at most as many as there are stages: this one is the number-th of them. Then
-  /// all say together how many they were.
+  /// Lanes move pieces each for themselves, at most as many as there are stages: this one is the number-th of them.
+  /// Then all say together how many they were.
   __device__ void move_as(int number, const void* from, int bytes, const Note& note) const {
     feeder_.load_as(number, from, bytes, note);
   }

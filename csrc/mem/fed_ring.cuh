@@ -131,8 +131,8 @@ class Feeder : FedRing<Note> {
   __device__ int num_stages() const { return Base::stages; }
   __device__ int loaded() const { return loaded_; }
 
-  /// By one lane: global memory, a peer's too, to the stage of the number-th piece from now on, as soon as that is free.
-  /// Lanes load at most as many pieces as there are stages, all of the first so many, and then say so together.
+  /// By one lane: global memory, a peer's too, to the stage of the number-th piece from now on, as soon as that is
+  /// free. Lanes load at most as many pieces as there are stages, all of the first so many, and then say so together.
   __device__ void load_as(int number, const void* from, int bytes, const Note& note) const {
     const typename Base::Turn turn = next_.later(number, this->stages);
     if (loaded_ + number - this->stages >= done_) this->wait(this->empty(turn.stage), turn.parity ^ 1);

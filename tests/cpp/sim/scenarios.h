@@ -1,5 +1,5 @@
-// What every lane of every rank does in a world: the roles of csrc/kernels over the handshake, operation after operation,
-// and what must have come of it. A template over Mem and Team: the simulator and threads run this text.
+// What every lane of every rank does in a world: the roles of csrc/kernels over the handshake, operation after
+// operation, and what must have come of it. A template over Mem and Team: the simulator and threads run this text.
 #pragma once
 #include <cstring>
 #include <string>
@@ -137,9 +137,9 @@ struct MoveRows {
   void place(int j, const void* row, const void*) const { mover.move(row, j); }
 };
 
-/// One lane's part of one operation. Role 0 receives, 1 sends, 2 relays. `with_crew(exchange, use)` lets the lane's crew
-/// do what `use(crew)` does; `sends(exchange, use)` may do so through rings, and `places(exchange, check, use)` too, with
-/// the rows of `use(crew, rows)`.
+/// One lane's part of one operation. Role 0 receives, 1 sends, 2 relays. `with_crew(exchange, use)` lets the lane's
+/// crew do what `use(crew)` does; `sends(exchange, use)` may do so through rings, and `places(exchange, check, use)`
+/// too, with the rows of `use(crew, rows)`.
 template <class Mem, class Team, class WithCrew, class Wrong>
 class Roles {
  public:
@@ -221,8 +221,9 @@ class Roles {
       return status;
     });
   }
-  /// What somebody beside the crew does before the operation, as a GPU's copy engines do (device_ahead.h): sends the rows
-  /// once all lines are idle, and says so chunk after chunk. Nobody has written down yet that the lines are in use.
+  /// What somebody beside the crew does before the operation, as a GPU's copy engines do (device_ahead.h): sends the
+  /// rows once all lines are idle, and says so chunk after chunk. Nobody has written down yet that the lines are in
+  /// use.
   template <class Beside>
   Status send_before(Beside& exchange, const DeliverArgs& args) {
     const WindowLayout& layout = exchange.layout();
