@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.suites import pictures, record, side_by_side
 from bench.suites.measured import OPS
-from bench.suites.no_cliffs import Judged, Key, Load, Rates, cliffs, load_of, model_us
+from bench.suites.no_cliffs import Judged, Key, Load, Rates, cliffs, load_of, model_us, way
 from flexep.benchmark.case import BenchCase
 from flexep.benchmark.sweep import runs
 from flexep.cli._bench_sweep import Curve, curves
@@ -181,7 +181,7 @@ def cliff_table(no_cliffs: Found) -> str:
         worst = max(here, key=lambda one: abs(one.ratio - 1))
         far = len(cliffs(here, no_cliffs["tolerance"]))
         lines.append([
-            f"{op}, {sms} SMs, {'sent ahead' if ahead else 'pulled'}",
+            f"{op}, {sms} SMs, {way(ahead)}",
             f"{at.link / 1e3:.0f}", f"{at.local / 1e3:.0f}", f"{at.constant_us:.1f}",
             f"{here[0].ratio:.2f} to {here[-1].ratio:.2f}", f"{far} of {len(here)}",
             f"H {worst.hidden}, K {worst.top_k}, {worst.routing}",

@@ -186,13 +186,13 @@ def cliffs(judged: list[Judged], tolerance: float = TOLERANCE) -> list[Judged]:
 def report(rates: dict[Key, Rates], judged: list[Judged], tolerance: float) -> str:
     """Two tables."""
     speeds = [
-        [str(sms), op, _way(ahead), f"{r.link / 1e3:.0f}", f"{r.local / 1e3:.0f}", f"{r.constant_us:.1f}"]
+        [str(sms), op, way(ahead), f"{r.link / 1e3:.0f}", f"{r.local / 1e3:.0f}", f"{r.constant_us:.1f}"]
         for (sms, op, ahead), r in rates.items()
     ]
     far = cliffs(judged, tolerance)
     lines = [
         [
-            str(one.num_sms), one.op, _way(one.sent_ahead), str(one.hidden), str(one.top_k), one.routing,
+            str(one.num_sms), one.op, way(one.sent_ahead), str(one.hidden), str(one.top_k), one.routing,
             f"{one.link_bytes / 1e6:.1f}",
             f"{one.local_bytes / 1e6:.1f}", f"{one.measured_us:.1f}", f"{one.model_us:.1f}",
             f"{one.ratio:.2f}" + (" cliff" if one in far else ""),
@@ -205,8 +205,9 @@ def report(rates: dict[Key, Rates], judged: list[Judged], tolerance: float) -> s
     return "\n\n".join([rate_table, record.table(heads, lines), verdict])
 
 
-def _way(ahead: bool) -> str:
-    return "ahead" if ahead else "pulled"
+def way(sent_ahead: bool) -> str:
+    """How rows go, in words."""
+    return "sent ahead" if sent_ahead else "pulled"
 
 
 def main() -> int:

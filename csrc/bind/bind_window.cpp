@@ -13,8 +13,6 @@ namespace py = pybind11;
 WindowShape make_shape(int ranks, int domain_size, int slices, int slots, int pull_tokens, int push_tokens,
                        int pull_row_bytes, int push_row_bytes, int mail_bytes, int board_ints,
                        int registered_rows, int landed_rows) {
-  if (landed_rows > 0 && domain_size != ranks)
-    throw Error("landed_rows " + std::to_string(landed_rows) + ": none where rows take two hops");
   return {{ranks, domain_size}, slices,     slots,      pull_tokens,     push_tokens, pull_row_bytes,
           push_row_bytes,       mail_bytes, board_ints, registered_rows, landed_rows};
 }

@@ -265,12 +265,11 @@ struct CollectCrews {
                  : add_pieces<In, false, kNarrowReaders>(reader, team, out);
     };
     return crews.by_feeder<TermPiece>(read, [&](auto& crew, auto& mover) {
-      // The lanes that wait and post move nothing.
       if constexpr (std::is_same_v<std::decay_t<decltype(mover)>, FeedMover<TermPiece>>) {
         FedRows<In> rows(args, mover, out);
         role(crew, rows);
       } else {
-        SumRows<In, NoAdder> rows(args, NoAdder{});
+        NoRows rows;
         role(crew, rows);
       }
     });

@@ -133,6 +133,9 @@ class FedRows {
   const std::int64_t out_bytes_;
 };
 
+/// Of lanes that wait or post, which move nothing.
+struct NoRows {};
+
 /// See collect.h.
 template <DType In, class Mem, class At>
 __device__ __forceinline__ void add_received(const MoverWarp&, FedRows<In>& row, Mem&, Range mine,
@@ -146,5 +149,11 @@ __device__ __forceinline__ void add_tokens(const MoverWarp&, FedRows<In>& row, M
                                            std::size_t) {
   row.homes(mine, me, ring_of, at);
 }
+template <class Mem, class At>
+__device__ __forceinline__ void add_received(const MoverWarp&, NoRows&, Mem&, Range, const std::int32_t*, int,
+                                             const At&, std::size_t) {}
+template <class Mem, class RingOf, class At>
+__device__ __forceinline__ void add_tokens(const MoverWarp&, NoRows&, Mem&, int, Range, const CollectArgs&,
+                                           const RingOf&, const At&, std::size_t) {}
 
 }  // namespace flexep

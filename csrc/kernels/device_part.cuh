@@ -121,7 +121,7 @@ class CtaPart {
       const Epoch last = last_used(slice)[line];
       const std::size_t word = all.slice_word(free_word(Channel::pull), slice, i % R);
       late |= last != 0 && !has_reached(CudaMem(tables_.windows, 0, rank_, state_.window).load(word),
-                                        make_signal(last + 1, 0, op));
+                                        all_given_back(last, op));
     }
     if (__syncthreads_or(late) == 0) return;
     OneWarp one;

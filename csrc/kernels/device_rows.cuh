@@ -31,9 +31,9 @@ class DevicePlace {
   }
   __device__ char* out_or_null(std::int32_t row) const { return row < 0 ? nullptr : out(row); }
 
-  /// Clears the rows that nothing fills, by bulk stores out of `zeros`: next to those of the rows, ordinary stores hardly
-  /// get their turn. Rows are dealt to `warps`, those of all
-  /// CTAs, like cards: most of them lie side by side, behind all that are filled.
+  /// Clears the rows that nothing fills, by bulk stores out of `zeros`: next to those of the rows, ordinary stores
+  /// hardly get their turn. Rows are dealt to `warps`, those of all CTAs, like cards: most of them lie side by side,
+  /// behind all that are filled.
   __device__ void pad(const Lane& warps, const Zeros& zeros) const {
     for (std::int64_t dealt = warps.rank(); dealt < args_.num_rows; dealt += 32 * warps.size()) {
       const std::int64_t row = dealt + warp_lane() * warps.size();

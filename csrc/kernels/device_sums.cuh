@@ -13,7 +13,6 @@ namespace flexep {
 /// The terms of a sum, one a lane: term i is on lane i.
 struct Terms {
   const char* row = nullptr;
-  float weight = 1.0f;
   unsigned ends = 0;  // bit i, alike on all lanes: a group ends with term i
   int count = 0;
 };
@@ -158,35 +157,20 @@ __device__ __noinline__ void add_pieces(Reader<TermPiece> reader, FedTeam team, 
   }
 }
 
-/// Of lanes that wait or post, which move nothing.
-struct NoAdder {
-  __device__ void add(const Terms&, void*) const {}
-};
-
-/// Which rows are added, by `adder`: expert rows to a partial sum, partial sums to a domain's, either to a token's
-/// result.
+/// Which partial sums are added, by `adder`: to a domain's at its relay, or to a token's result at home.
 template <DType In, class Adder>
 class SumRows {
  public:
   __device__ SumRows(const CollectArgs& args, const Adder& adder) : args_(args), adder_(adder) {}
 
-  __device__ void partial(int j, int next, void* to) {
-    const char* const y = static_cast<const char*>(args_.y);
-    const std::int64_t y_bytes = args_.hidden * size_of(In);
-    if (args_.flat) return adder_.add({y + j * y_bytes, 1.0f, 0, 1}, to);
-    const std::int32_t* const rows = args_.arrivals.rows;
-    const std::int32_t row = j == next_ ? next_row_ : slot_of(rows, j);
-    next_ = next, next_row_ = next < 0 ? -1 : slot_of(rows, next);  // under way while this one is added
-    adder_.add(expert_rows(j, row, y, y_bytes), to);
-  }
   __device__ void domain_sum(const void* const* terms, int count, void* to) {
-    adder_.add({term_of_lane(terms, count), 1.0f, 0, count}, to);
+    adder_.add({term_of_lane(terms, count), 0, count}, to);
   }
   /// See add_tokens: lane i has the token's i-th rank, and then its i-th term.
   template <class RingOf, class Term>
   __device__ void home(int token, int next, const RingOf& ring_of, const Term& term) {
-    const std::int32_t rank = token == next_ ? next_row_ : slot_of(args_.home_rank, token);
-    next_ = next, next_row_ = next < 0 ? -1 : slot_of(args_.home_rank, next);
+    const std::int32_t rank = token == next_ ? next_rank_ : rank_of(token);
+    next_ = next, next_rank_ = next < 0 ? -1 : rank_of(next);  // under way while this one is added
     int ring = rank < 0 ? -1 : ring_of(rank);
     const int before = __shfl_up_sync(kAllLanes, ring, 1);
     const unsigned terms = __ballot_sync(kAllLanes, ring >= 0 && (warp_lane() == 0 || ring != before));
@@ -194,7 +178,7 @@ class SumRows {
     if ((terms & (terms + 1)) != 0)  // some lie apart
       ring = __shfl_sync(kAllLanes, ring, warp_lane() < count ? __fns(terms, 0, warp_lane() + 1) : 0);
     const bool has = warp_lane() < count;
-    Terms mine{has ? static_cast<const char*>(term(token, ring)) : nullptr, 1.0f, 0, count};
+    Terms mine{has ? static_cast<const char*>(term(token, ring)) : nullptr, 0, count};
     if (args_.nest > 0) {
       const int after = __shfl_down_sync(kAllLanes, ring, 1);
       mine.ends = __ballot_sync(kAllLanes,
@@ -207,36 +191,16 @@ class SumRows {
   __device__ static const char* term_of_lane(const void* const* terms, int count) {
     return static_cast<const char*>(warp_lane() < count ? terms[warp_lane()] : nullptr);
   }
-  /// Slot `lane` of a received row, or of a token.
-  __device__ std::int32_t slot_of(const std::int32_t* slots, int j) const {
+  /// The token's rank that is this lane's.
+  __device__ std::int32_t rank_of(int token) const {
     const int top_k = args_.arrivals.top_k;
-    return warp_lane() < top_k ? slots[static_cast<std::int64_t>(j) * top_k + warp_lane()] : -1;
-  }
-  /// The rows of received row j by ascending row, which is (expert, slot) order.
-  __device__ Terms expert_rows(int j, std::int32_t row, const char* y, std::int64_t y_bytes) const {
-    const int top_k = args_.arrivals.top_k;
-    const std::int64_t slot = static_cast<std::int64_t>(j) * top_k + warp_lane();
-    const float weight = row >= 0 && args_.part_weights ? args_.part_weights[slot] : 1.0f;
-    int turn = -1, count = 0;
-    for (int k = 0; k < top_k; ++k) {
-      const std::int32_t other = __shfl_sync(kAllLanes, row, k);
-      if (other < 0) continue;
-      ++count;
-      if (row >= 0 && other <= row) ++turn;
-    }
-    int from = 0;  // the lane that has my term
-    for (int i = 0; i < count; ++i) {
-      const int lane = __ffs(__ballot_sync(kAllLanes, turn == i)) - 1;
-      if (warp_lane() == i) from = lane;
-    }
-    const std::int64_t at = __shfl_sync(kAllLanes, row, from);
-    return {y + at * y_bytes, __shfl_sync(kAllLanes, weight, from), 0, count};
+    return warp_lane() < top_k ? args_.home_rank[static_cast<std::int64_t>(token) * top_k + warp_lane()] : -1;
   }
 
   const CollectArgs& args_;
   const Adder adder_;
   int next_ = -1;
-  std::int32_t next_row_ = -1;
+  std::int32_t next_rank_ = -1;
 };
 
 /// See collect.h.

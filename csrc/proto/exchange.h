@@ -50,6 +50,9 @@ struct Operation {
   double seconds;    // how long any one wait may take
 };
 
+/// What a line's free word says once its reader has given back all of an operation.
+FLEXEP_HD constexpr Signal all_given_back(Epoch epoch, int op) { return make_signal(epoch + 1, 0, op); }
+
 template <class Mem, class Team>
 class Exchange {
  public:
@@ -84,8 +87,8 @@ class Exchange {
   FLEXEP_HD Status emptied_before(Channel channel, const Line& line) {
     Status status = Status::arrived;
     if (team_.rank() == 0 && last_used(channel, line) != 0)
-      status = await(free_word(channel), line.here, make_signal(last_used(channel, line) + 1, 0, op_.op),
-                     line.peer);
+      status =
+          await(free_word(channel), line.here, all_given_back(last_used(channel, line), op_.op), line.peer);
     return static_cast<Status>(team_.broadcast(static_cast<int>(status)));
   }
   /// Writer, of an idle line: writes down that this operation uses it, which its reader then gives back.
@@ -97,7 +100,7 @@ class Exchange {
   FLEXEP_HD Status emptied(Channel channel, const Line& line) {
     Status status = Status::arrived;
     if (team_.rank() == 0)
-      status = await(free_word(channel), line.here, make_signal(op_.epoch + 1, 0, op_.op), line.peer);
+      status = await(free_word(channel), line.here, all_given_back(op_.epoch, op_.op), line.peer);
     return static_cast<Status>(team_.broadcast(static_cast<int>(status)));
   }
 
@@ -126,7 +129,7 @@ class Exchange {
   FLEXEP_HD void release(Channel channel, const Line& line, int chunk, bool last) {
     if (team_.rank() == 0)
       mem_.post(line.peer, layout_.word(free_word(channel), line.there),
-                last ? make_signal(op_.epoch + 1, 0, op_.op) : signal(chunk + 1));
+                last ? all_given_back(op_.epoch, op_.op) : signal(chunk + 1));
   }
 
   /// Leader only: waits for a word of my own window; on anything but `arrived` stops the window for everybody.

@@ -27,13 +27,13 @@ class Plant:
 
 
 SETTLE = "mem_.drain();\n    team_.sync();"
-GIVEN_BACK = "last ? make_signal(op_.epoch + 1, 0, op_.op) : signal(chunk + 1)"
+GIVEN_BACK = "last ? all_given_back(op_.epoch, op_.op) : signal(chunk + 1)"
 ARRIVED = "await(ready_word(channel), line.here, signal(chunk + 1), line.peer)"
 ARRIVED_BEFORE = (
     "await(ready_word(channel), line.here, make_signal(op_.epoch - 1, chunk + 1, op_.op), line.peer)"
 )
 TAKES = "last_used(channel, line) = op_.epoch;"
-EMPTIED = "await(free_word(channel), line.here, make_signal(op_.epoch + 1, 0, op_.op), line.peer)"
+EMPTIED = "await(free_word(channel), line.here, all_given_back(op_.epoch, op_.op), line.peer)"
 GAVE_UP = "mem.load(layout.word(Word::stopped, peer)) == kGaveUp"
 LEFT = "mem.load(layout.word(Word::stopped, awaited)) == kLeft"
 STOP_ONCE = "if (!mem_.stop_once()) return;"

@@ -164,6 +164,11 @@ def test_rows_over_relays_are_not_sent_ahead() -> None:
         sends_ahead(config(send_ahead=True), on_gpus(1), 1)
 
 
+def test_a_window_of_several_domains_has_no_room_for_them() -> None:
+    with pytest.raises(flexep.ArgumentError, match="landed_rows = 4096: expected 0"):
+        window_shape(config(), 1, 1, ahead=True)
+
+
 def test_room_for_rows_that_are_sent_ahead() -> None:
     pulled, ahead = (window_shape(config(max_tokens=100), 2, 1, ahead) for ahead in (False, True))
     assert (pulled.landed_rows, ahead.landed_rows) == (0, 100)

@@ -35,7 +35,8 @@ class WindowShape:
     side by side, with words and rings of their own. `slots`: chunks a ring of a slice holds. `pull_tokens`,
     `push_tokens`: tokens of a chunk. `*_row_bytes`: multiples of 16. `mail_bytes`: bytes of a chunk of records.
     `board_ints`: integers a rank may publish at once. `registered_rows`: rows of x for zero copy. `landed_rows`:
-    rows of x that each peer sends ahead of a plan; 0: rows are pulled.
+    rows of x that each peer sends ahead of a plan; 0: rows are pulled. Raises ArgumentError for landed rows in a window
+    of several domains.
     """
 
     ranks: int
@@ -50,6 +51,10 @@ class WindowShape:
     board_ints: int
     registered_rows: int
     landed_rows: int
+
+    def __post_init__(self) -> None:
+        if self.landed_rows and self.domain_size != self.ranks:
+            raise ArgumentError("landed_rows", self.landed_rows, "0 where rows take two hops")
 
     @property
     def native(self) -> _C.WindowShape:
