@@ -89,13 +89,15 @@ struct FedSums {
     return row_bytes <= narrow.stage_bytes ? narrow : wide;
   }
 };
-constexpr FedSums sums(int wide, int narrow, int stages) {
-  return {{wide, stages, piece_bytes(kWideReaders), 1 + kWideReaders},
-          {narrow, stages, piece_bytes(kNarrowReaders), 1 + kNarrowReaders}};
+constexpr Movers wide_sums(int teams, int stages) {
+  return {teams, stages, piece_bytes(kWideReaders), 1 + kWideReaders};
 }
-constexpr FedSums kPushSums = sums(2, 3, 6);      // expert rows that are added
-constexpr FedSums kHomeSums = sums(1, 2, 3);      // partial sums that are added at home beside those
-constexpr FedSums kFlatHomeSums = sums(2, 4, 3);  // and beside those that only travel
+constexpr Movers narrow_sums(int teams, int stages) {
+  return {teams, stages, piece_bytes(kNarrowReaders), 1 + kNarrowReaders};
+}
+constexpr FedSums kPushSums{wide_sums(2, 6), narrow_sums(3, 6)};      // expert rows that are added
+constexpr FedSums kHomeSums{wide_sums(1, 3), narrow_sums(2, 5)};      // partial sums that are added at home
+constexpr FedSums kFlatHomeSums{wide_sums(2, 3), narrow_sums(4, 5)};  // and beside those that only travel
 constexpr Movers kGroupSums{8, 0, 0};             // the same in groups
 constexpr Movers kRelaySums{4, 0, 0};             // partial sums that are added at a relay
 

@@ -16,8 +16,9 @@ class FedRows {
   __device__ FedRows(const CollectArgs& args, FeedMover<TermPiece>& mover, DType out)
       : args_(args),
         mover_(mover),
+        out_size_(size_of(out)),
         row_bytes_(static_cast<int>(args.hidden * size_of(In))),
-        out_bytes_(args.hidden * size_of(out)) {}
+        out_bytes_(args.hidden * out_size_) {}
 
   /// The partial sums of received rows: expert rows by ascending row, which is (expert, slot) order, or a flat row
   /// alone. A token's sum goes to at(token) in the window of `owner`.
@@ -121,7 +122,9 @@ class FedRows {
         const int number = ahead * pieces + piece * count + turn - begin, offset = piece * most;
         if (!has || number < 0 || number >= some) continue;
         const int bytes = min(most, row_bytes_ - offset);
-        mover_.move_as(number, from + offset, bytes, {to, offset, bytes, weight, turn + 1 == count});
+        mover_.move_as(
+            number, from + offset, bytes,
+            {to + offset / size_of(In) * out_size_, bytes / kVectorBytes, weight, turn + 1 == count});
       }
       mover_.moved_many(some);
     }
@@ -129,7 +132,7 @@ class FedRows {
 
   const CollectArgs& args_;
   FeedMover<TermPiece>& mover_;
-  const int row_bytes_;
+  const int out_size_, row_bytes_;
   const std::int64_t out_bytes_;
 };
 

@@ -38,21 +38,33 @@ class Sums {
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) sums_[v][e] = sums_[v][e] + weigh(x[e]);
   }
+  /// Adds vectors kFirst to kFirst + kSome - 1 of a piece's `count`, those of this lane at mine[v * kLanes]. They are
+  /// loaded together, so that memory is waited for once. What is added where the piece has none is stored nowhere.
+  template <int kFirst, int kSome, class Weigh>
+  __device__ __forceinline__ void add_some(const uint4* mine, int count, const Weigh& weigh) {
+    uint4 vectors[kSome];
+#pragma unroll
+    for (int i = 0; i < kSome; ++i)
+      vectors[i] = has(kFirst + i, count) ? mine[(kFirst + i) * kLanes] : uint4{0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < kSome; ++i) add(kFirst + i, vectors[i], weigh);
+  }
   __device__ void add_rounded(const Sums& group) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) sums_[v][e] = sums_[v][e] + rounded(In, group.sums_[v][e]);
   }
-  __device__ __forceinline__ void store(DType out, char* row, int offset, int bytes) const {
+  /// To where the piece's sum begins.
+  __device__ __forceinline__ void store(DType out, char* to, int count) const {
     with_dtype(out, [&](auto dtype) {
       constexpr DType Out = decltype(dtype)::value;
       constexpr int kOutBytes = kWidth * (Out == DType::f32 ? 4 : 2);
-      char* const to = row + offset / size_of(In) * size_of(Out) + lane_ * kOutBytes;
+      // Without a sign, so that lanes keep no upper halves of offsets in registers.
+      char* const mine = to + static_cast<unsigned>(lane_) * kOutBytes;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v)
-        if (has(v, bytes / kVectorBytes))
-          store_packed(to + v * kLanes * kOutBytes, 0, round_to<Out>(sums_[v]));
+        if (has(v, count)) store_packed(mine + v * kLanes * kOutBytes, 0, round_to<Out>(sums_[v]));
     });
   }
 
@@ -104,7 +116,8 @@ class LaneAdder {
             if (terms.ends >> (begin + i) & 1) groups.add_rounded(sums), sums.clear();
         }
       }
-      (kGroups ? groups : sums).store(out_, static_cast<char*>(to), offset, bytes);
+      (kGroups ? groups : sums)
+          .store(out_, static_cast<char*>(to) + offset / size_of(In) * size_of(out_), bytes / kVectorBytes);
     }
   }
 
@@ -118,12 +131,13 @@ class LaneAdder {
 
 /// A piece of a term, on its way to the warps that add it: a piece of every term of a sum, then the next piece.
 struct TermPiece {
-  char* to;  // the row that the sum becomes
-  int offset, bytes;
+  char* to;   // where the piece's sum begins
+  int count;  // of its vectors
   float weight;
   bool last;  // term of the sum
 };
 constexpr int kPieceVectors = 7;  // of a lane
+constexpr int kAtOnce = 4;        // of which so many are loaded together
 /// Warps that share a piece: few where rows are narrow, so that there are more teams of them.
 constexpr int kWideReaders = 4, kNarrowReaders = 2;
 /// Of a piece, at most.
@@ -137,20 +151,12 @@ __device__ __noinline__ void add_pieces(Reader<TermPiece> reader, FedTeam team, 
   Sums<In, kPieceVectors, kLanes> sums(team.lane());
   for (TermPiece piece; reader.next(piece);) {
     const auto* const mine = reinterpret_cast<const uint4*>(reader.piece()) + team.lane();
-    const int count = piece.bytes / kVectorBytes;
-    const auto add = [&](int v, const uint4& vector) {
-      sums.add(v, vector, [&](float x) { return kWeighted ? piece.weight * x : x; });
-    };
-    if (count == kPieceVectors * kLanes) {
-#pragma unroll
-      for (int v = 0; v < kPieceVectors; ++v) add(v, mine[v * kLanes]);
-    } else {
-#pragma unroll
-      for (int v = 0; v < kPieceVectors; ++v)
-        if (sums.has(v, count)) add(v, mine[v * kLanes]);
-    }
+    const auto weigh = [&](float x) { return kWeighted ? piece.weight * x : x; };
+    sums.template add_some<0, kAtOnce>(mine, piece.count, weigh);
+    if (piece.count > kAtOnce * kLanes)
+      sums.template add_some<kAtOnce, kPieceVectors - kAtOnce>(mine, piece.count, weigh);
     if (piece.last) {
-      sums.store(out, piece.to, piece.offset, piece.bytes);
+      sums.store(out, piece.to, piece.count);
       sums.clear();
     }
     reader.pass();

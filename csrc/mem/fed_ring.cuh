@@ -35,24 +35,23 @@ template <class Note>
 struct FedLayout {
   static constexpr std::size_t kAlign = 128;
 
-  struct Said {
+  /// What belongs to a stage beside its bytes. Together, so that a warp keeps one address for all of it.
+  struct Beside {
+    std::uint64_t full, empty;  // mbarriers
     Note note;
     bool ends;
   };
 
   int stages, stage_bytes;  // stage_bytes: a multiple of 16
   Span<char> rows;
-  Span<std::uint64_t> full, empty;  // an mbarrier a stage each
-  Span<Said> said;
+  Span<Beside> beside;
   std::size_t bytes;
 
   FLEXEP_HD constexpr FedLayout(int num_stages, int bytes_a_stage)
       : stages(num_stages), stage_bytes(bytes_a_stage), bytes(0) {
     Cursor cursor;
     rows = cursor.take<char>(static_cast<std::size_t>(stages) * stage_bytes, kAlign);
-    full = cursor.take<std::uint64_t>(stages);
-    empty = cursor.take<std::uint64_t>(stages);
-    said = cursor.take<Said>(stages);
+    beside = cursor.take<Beside>(stages);
     bytes = cursor.bytes(kAlign);
   }
 };
@@ -68,9 +67,7 @@ class FedRing {
       : stages(layout.stages),
         stage_bytes(layout.stage_bytes),
         rows_at(static_cast<int>(at + layout.rows.at)),
-        full_at(static_cast<int>(at + layout.full.at)),
-        empty_at(static_cast<int>(at + layout.empty.at)),
-        said_at(static_cast<int>(at + layout.said.at)) {}
+        beside_at(static_cast<int>(at + layout.beside.at)) {}
 
   // Out of offsets, so that the compiler knows what memory it is.
   __device__ static char* memory() {
@@ -78,15 +75,11 @@ class FedRing {
     return shared;
   }
   __device__ char* row(int stage) const { return memory() + rows_at + stage * stage_bytes; }
-  __device__ std::uint64_t* full(int stage) const {
-    return reinterpret_cast<std::uint64_t*>(memory() + full_at) + stage;
+  __device__ typename Layout::Beside& beside(int stage) const {
+    return reinterpret_cast<typename Layout::Beside*>(memory() + beside_at)[stage];
   }
-  __device__ std::uint64_t* empty(int stage) const {
-    return reinterpret_cast<std::uint64_t*>(memory() + empty_at) + stage;
-  }
-  __device__ typename Layout::Said& said(int stage) const {
-    return reinterpret_cast<typename Layout::Said*>(memory() + said_at)[stage];
-  }
+  __device__ std::uint64_t* full(int stage) const { return &beside(stage).full; }
+  __device__ std::uint64_t* empty(int stage) const { return &beside(stage).empty; }
 
   /// Both sides meet before either looks at an mbarrier.
   __device__ static void meet(const FedTeam& team) { ptx::barrier_sync(team.barrier, team.threads()); }
@@ -107,7 +100,7 @@ class FedRing {
   };
 
   const int stages, stage_bytes;
-  const int rows_at, full_at, empty_at, said_at;
+  const int rows_at, beside_at;
 };
 
 /// All lanes of the feeder's warp call together.
@@ -137,7 +130,8 @@ class Feeder : FedRing<Note> {
     const typename Base::Turn turn = next_.later(number, this->stages);
     if (loaded_ + number - this->stages >= done_) this->wait(this->empty(turn.stage), turn.parity ^ 1);
     std::uint64_t* const full = this->full(turn.stage);
-    this->said(turn.stage) = {note, false};
+    this->beside(turn.stage).note = note;
+    this->beside(turn.stage).ends = false;
     ptx::mbarrier_arrive_expect_tx_release_cta(full, bytes);
     ptx::bulk_load(this->row(turn.stage), from, bytes, full);
   }
@@ -165,7 +159,7 @@ class Feeder : FedRing<Note> {
   __device__ void end() {
     acquire();
     if (!this->leads()) return;
-    this->said(next_.stage).ends = true;
+    this->beside(next_.stage).ends = true;
     ptx::mbarrier_arrive_release_cta(this->full(next_.stage));
   }
 
@@ -200,13 +194,12 @@ class Reader : FedRing<Note> {
     this->meet(team);
   }
 
-  /// Waits for the next piece and its note; false if none comes any more.
+  /// Waits for the next piece and its note; false if none comes any more, and then the note is not one.
   __device__ bool next(Note& note) const {
     this->wait(this->full(turn_.stage), turn_.parity);
-    const auto& said = this->said(turn_.stage);
-    if (said.ends) return false;
-    note = said.note;
-    return true;
+    const auto& beside = this->beside(turn_.stage);
+    note = beside.note;
+    return !beside.ends;
   }
   __device__ const char* piece() const { return this->row(turn_.stage); }
   /// What this warp has read and stored comes before whatever the feeder does when it learns of it.

@@ -76,24 +76,25 @@ struct Packed {
   std::uint32_t words[kWords];
 };
 
-/// The conversions of the hardware round as base/dtype.h does, but their NaN is another: that one is rare, and takes
-/// the conversions of base/dtype.h.
+/// Two numbers of 16 bits with the NaN of base/dtype.h. The hardware's is 0x7fff, which as a signed integer is above every
+/// other number, so that the lesser of the two is right everywhere: one instruction, where a test of every number took
+/// as long as the sum that it ended.
+__device__ __forceinline__ std::uint32_t with_nan(std::uint32_t two, std::uint16_t nan) {
+  return __vmins2(two, nan * 0x10001u);
+}
+
+/// The conversions of the hardware round as base/dtype.h does, but for NaN.
 template <DType D, int N>
 __device__ __forceinline__ Packed<D, N> round_to(const float (&x)[N]) {
   Packed<D, N> out;
-  bool nan = false;
-#pragma unroll
-  for (int i = 0; i < N; ++i) nan |= x[i] != x[i];
 #pragma unroll
   for (int i = 0; i < Packed<D, N>::kWords; ++i) {
     if constexpr (D == DType::f32)
-      out.words[i] = bits_of(nan ? canonical(x[i]) : x[i]);
+      out.words[i] = bits_of(canonical(x[i]));
     else if constexpr (D == DType::bf16)
-      out.words[i] = nan ? f32_to_bf16(x[2 * i]) | static_cast<std::uint32_t>(f32_to_bf16(x[2 * i + 1])) << 16
-                         : bits_from(__floats2bfloat162_rn(x[2 * i], x[2 * i + 1]));
+      out.words[i] = with_nan(bits_from(__floats2bfloat162_rn(x[2 * i], x[2 * i + 1])), kNanBF16);
     else
-      out.words[i] = nan ? f32_to_f16(x[2 * i]) | static_cast<std::uint32_t>(f32_to_f16(x[2 * i + 1])) << 16
-                         : bits_from(__floats2half2_rn(x[2 * i], x[2 * i + 1]));
+      out.words[i] = with_nan(bits_from(__floats2half2_rn(x[2 * i], x[2 * i + 1])), kNanF16);
   }
   return out;
 }
