@@ -98,8 +98,8 @@ constexpr Movers narrow_sums(int teams, int stages) {
 constexpr FedSums kPushSums{wide_sums(2, 6), narrow_sums(3, 6)};      // expert rows that are added
 constexpr FedSums kHomeSums{wide_sums(1, 3), narrow_sums(2, 5)};      // partial sums that are added at home
 constexpr FedSums kFlatHomeSums{wide_sums(2, 3), narrow_sums(4, 5)};  // and beside those that only travel
-constexpr Movers kGroupSums{8, 0, 0};             // the same in groups
-constexpr Movers kRelaySums{4, 0, 0};             // partial sums that are added at a relay
+constexpr Movers kGroupSums{8, 0, 0};                                 // the same in groups
+constexpr Movers kRelaySums{4, 0, 0};  // partial sums that are added at a relay
 
 static_assert(std::max({kPlaceMovers.stages, kNarrowMovers.stages, kRelayMovers.stages,
                         kPushMovers.stages}) <= RingWarp<StoreEach>::kMaxStages);

@@ -122,9 +122,9 @@ class FedRows {
         const int number = ahead * pieces + piece * count + turn - begin, offset = piece * most;
         if (!has || number < 0 || number >= some) continue;
         const int bytes = min(most, row_bytes_ - offset);
-        mover_.move_as(
-            number, from + offset, bytes,
-            {to + offset / size_of(In) * out_size_, bytes / kVectorBytes, weight, turn + 1 == count});
+        mover_.move_as(number, from + offset, bytes,
+                       {to + offset / size_of(In) * out_size_, bytes / kVectorBytes, weight, turn == 0,
+                        turn + 1 == count});
       }
       mover_.moved_many(some);
     }

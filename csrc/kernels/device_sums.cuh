@@ -18,11 +18,11 @@ struct Terms {
 };
 
 /// Sums of pieces of rows, in registers: of a piece's vectors a lane has those with number `lane`, lane + kLanes, ... A
-/// sum starts from -0, to which adding a first term changes nothing.
+/// sum starts from -0, to which adding a first term changes nothing, or with that term.
 template <DType In, int kVectors, int kLanes>
 class Sums {
  public:
-  __device__ explicit Sums(int lane) : lane_(lane) { clear(); }
+  __device__ explicit Sums(int lane) : lane_(lane) {}
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (auto& vector : sums_)
@@ -32,22 +32,31 @@ class Sums {
   /// Whether vector v of this lane is one of a piece's `count`.
   __device__ __forceinline__ bool has(int v, int count) const { return v * kLanes < count - lane_; }
   template <class Weigh>
+  __device__ __forceinline__ void start(int v, const uint4& vector, const Weigh& weigh) {
+    float x[kWidth];
+    widen<In>(x, vector);
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) sums_[v][e] = weigh(x[e]);
+  }
+  template <class Weigh>
   __device__ __forceinline__ void add(int v, const uint4& vector, const Weigh& weigh) {
     float x[kWidth];
     widen<In>(x, vector);
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) sums_[v][e] = sums_[v][e] + weigh(x[e]);
   }
-  /// Adds vectors kFirst to kFirst + kSome - 1 of a piece's `count`, those of this lane at mine[v * kLanes]. They are
-  /// loaded together, so that memory is waited for once. What is added where the piece has none is stored nowhere.
-  template <int kFirst, int kSome, class Weigh>
+  /// Adds vectors kFirst to kFirst + kSome - 1 of a piece's `count`, those of this lane at mine[v * kLanes]; kStart: they
+  /// are the first. They are loaded together, so that memory is waited for once. What is added where the piece has none
+  /// is stored nowhere.
+  template <bool kStart, int kFirst, int kSome, class Weigh>
   __device__ __forceinline__ void add_some(const uint4* mine, int count, const Weigh& weigh) {
     uint4 vectors[kSome];
 #pragma unroll
     for (int i = 0; i < kSome; ++i)
       vectors[i] = has(kFirst + i, count) ? mine[(kFirst + i) * kLanes] : uint4{0, 0, 0, 0};
 #pragma unroll
-    for (int i = 0; i < kSome; ++i) add(kFirst + i, vectors[i], weigh);
+    for (int i = 0; i < kSome; ++i)
+      kStart ? start(kFirst + i, vectors[i], weigh) : add(kFirst + i, vectors[i], weigh);
   }
   __device__ void add_rounded(const Sums& group) {
 #pragma unroll
@@ -93,7 +102,8 @@ class LaneAdder {
     if (terms.count == 0) return clear_row(static_cast<char*>(to), out_bytes_);
     for (int offset = 0; offset < row_bytes_; offset += kPieceBytes) {
       const int bytes = min(kPieceBytes, row_bytes_ - offset);
-      Sums<In, kVectors, 32> sums(warp_lane()), groups = sums;
+      Sums<In, kVectors, 32> sums(warp_lane()), groups(warp_lane());
+      sums.clear(), groups.clear();
       for (int begin = 0; begin < terms.count; begin += kAtOnce) {
         uint4 vectors[kAtOnce][kVectors];
 #pragma unroll
@@ -134,7 +144,7 @@ struct TermPiece {
   char* to;   // where the piece's sum begins
   int count;  // of its vectors
   float weight;
-  bool last;  // term of the sum
+  bool first, last;  // term of the sum
 };
 constexpr int kPieceVectors = 7;  // of a lane
 constexpr int kAtOnce = 4;        // of which so many are loaded together
@@ -152,13 +162,13 @@ __device__ __noinline__ void add_pieces(Reader<TermPiece> reader, FedTeam team, 
   for (TermPiece piece; reader.next(piece);) {
     const auto* const mine = reinterpret_cast<const uint4*>(reader.piece()) + team.lane();
     const auto weigh = [&](float x) { return kWeighted ? piece.weight * x : x; };
-    sums.template add_some<0, kAtOnce>(mine, piece.count, weigh);
-    if (piece.count > kAtOnce * kLanes)
-      sums.template add_some<kAtOnce, kPieceVectors - kAtOnce>(mine, piece.count, weigh);
-    if (piece.last) {
-      sums.store(out, piece.to, piece.count);
-      sums.clear();
-    }
+    const auto add = [&]<bool kStart>() {
+      sums.template add_some<kStart, 0, kAtOnce>(mine, piece.count, weigh);
+      if (piece.count > kAtOnce * kLanes)
+        sums.template add_some<kStart, kAtOnce, kPieceVectors - kAtOnce>(mine, piece.count, weigh);
+    };
+    piece.first ? add.template operator()<true>() : add.template operator()<false>();
+    if (piece.last) sums.store(out, piece.to, piece.count);
     reader.pass();
   }
 }
