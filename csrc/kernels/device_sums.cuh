@@ -6,6 +6,7 @@
 #include "kernels/args.h"
 #include "kernels/collect.h"
 #include "kernels/device_lists.cuh"
+#include "mem/cuda.cuh"
 #include "ops/rows_vector.cuh"
 
 namespace flexep {
@@ -16,6 +17,18 @@ struct Terms {
   unsigned ends = 0;  // bit i, alike on all lanes: a group ends with term i
   int count = 0;
 };
+
+/// The elements to `to`, on lanes where `is`.
+template <DType D, int N>
+__device__ __forceinline__ void store_packed_if(bool is, char* to, const Packed<D, N>& value) {
+  const auto& w = value.words;
+  if constexpr (Packed<D, N>::kWords == 2)
+    ptx::store_streaming_if(is, to, make_uint2(w[0], w[1]));
+  else
+#pragma unroll
+    for (int i = 0; i < Packed<D, N>::kWords; i += 4)
+      ptx::store_streaming_if(is, to + 4 * i, make_uint4(w[i], w[i + 1], w[i + 2], w[i + 3]));
+}
 
 /// Sums of pieces of rows, in registers: of a piece's vectors a lane has those with number `lane`, lane + kLanes, ... A
 /// sum starts from -0, to which adding a first term changes nothing, or with that term.
@@ -45,18 +58,20 @@ class Sums {
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) sums_[v][e] = sums_[v][e] + weigh(x[e]);
   }
-  /// Adds vectors kFirst to kFirst + kSome - 1 of a piece's `count`, those of this lane at mine[v * kLanes]; kStart: they
-  /// are the first. They are loaded together, so that memory is waited for once. What is added where the piece has none
-  /// is stored nowhere.
-  template <bool kStart, int kFirst, int kSome, class Weigh>
-  __device__ __forceinline__ void add_some(const uint4* mine, int count, const Weigh& weigh) {
-    uint4 vectors[kSome];
+  /// Adds a piece of `count` vectors, those of this lane at mine[v * kLanes]; kStart: it is the first.
+  template <bool kStart, class Weigh>
+  __device__ __forceinline__ void add_piece(const uint4* mine, int count, const Weigh& weigh) {
+    by_some(count, [&](auto some) {
+      constexpr int kFirst = decltype(some)::kFirst, kSome = decltype(some)::kCount;
+      // Loaded together, so that memory is waited for once. What is added where the piece has none is stored nowhere.
+      uint4 vectors[kSome];
 #pragma unroll
-    for (int i = 0; i < kSome; ++i)
-      vectors[i] = has(kFirst + i, count) ? mine[(kFirst + i) * kLanes] : uint4{0, 0, 0, 0};
+      for (int i = 0; i < kSome; ++i)
+        vectors[i] = has(kFirst + i, count) ? mine[(kFirst + i) * kLanes] : uint4{0, 0, 0, 0};
 #pragma unroll
-    for (int i = 0; i < kSome; ++i)
-      kStart ? start(kFirst + i, vectors[i], weigh) : add(kFirst + i, vectors[i], weigh);
+      for (int i = 0; i < kSome; ++i)
+        kStart ? start(kFirst + i, vectors[i], weigh) : add(kFirst + i, vectors[i], weigh);
+    });
   }
   __device__ void add_rounded(const Sums& group) {
 #pragma unroll
@@ -71,14 +86,35 @@ class Sums {
       constexpr int kOutBytes = kWidth * (Out == DType::f32 ? 4 : 2);
       // Without a sign, so that lanes keep no upper halves of offsets in registers.
       char* const mine = to + static_cast<unsigned>(lane_) * kOutBytes;
+      by_some(count, [&](auto some) {
+        constexpr int kFirst = decltype(some)::kFirst, kSome = decltype(some)::kCount;
+        // Rounded before any is stored, so that none waits for registers that another is stored from.
+        Packed<Out, kWidth> packed[kSome];
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v)
-        if (has(v, count)) store_packed(mine + v * kLanes * kOutBytes, 0, round_to<Out>(sums_[v]));
+        for (int i = 0; i < kSome; ++i) packed[i] = round_to<Out>(sums_[kFirst + i]);
+#pragma unroll
+        for (int i = 0; i < kSome; ++i)
+          store_packed_if(has(kFirst + i, count), mine + (kFirst + i) * kLanes * kOutBytes, packed[i]);
+      });
     });
   }
 
  private:
   static constexpr int kWidth = kVector<In>;
+  static constexpr int kAtOnce = kVectors < 4 ? kVectors : 4;
+
+  /// Neighbours among a lane's vectors.
+  template <int kFirstOne, int kHowMany>
+  struct Some {
+    static constexpr int kFirst = kFirstOne, kCount = kHowMany;
+  };
+  /// Calls work(Some) for the first few vectors of a lane, and for the others if a piece of `count` has any.
+  template <class Work>
+  __device__ __forceinline__ static void by_some(int count, const Work& work) {
+    work(Some<0, kAtOnce>{});
+    if constexpr (kVectors > kAtOnce)
+      if (count > kAtOnce * kLanes) work(Some<kAtOnce, kVectors - kAtOnce>{});
+  }
 
   const int lane_;
   float sums_[kVectors][kWidth];
@@ -147,7 +183,6 @@ struct TermPiece {
   bool first, last;  // term of the sum
 };
 constexpr int kPieceVectors = 7;  // of a lane
-constexpr int kAtOnce = 4;        // of which so many are loaded together
 /// Warps that share a piece: few where rows are narrow, so that there are more teams of them.
 constexpr int kWideReaders = 4, kNarrowReaders = 2;
 /// Of a piece, at most.
@@ -162,12 +197,10 @@ __device__ __noinline__ void add_pieces(Reader<TermPiece> reader, FedTeam team, 
   for (TermPiece piece; reader.next(piece);) {
     const auto* const mine = reinterpret_cast<const uint4*>(reader.piece()) + team.lane();
     const auto weigh = [&](float x) { return kWeighted ? piece.weight * x : x; };
-    const auto add = [&]<bool kStart>() {
-      sums.template add_some<kStart, 0, kAtOnce>(mine, piece.count, weigh);
-      if (piece.count > kAtOnce * kLanes)
-        sums.template add_some<kStart, kAtOnce, kPieceVectors - kAtOnce>(mine, piece.count, weigh);
-    };
-    piece.first ? add.template operator()<true>() : add.template operator()<false>();
+    if (piece.first)
+      sums.template add_piece<true>(mine, piece.count, weigh);
+    else
+      sums.template add_piece<false>(mine, piece.count, weigh);
     if (piece.last) sums.store(out, piece.to, piece.count);
     reader.pass();
   }

@@ -139,6 +139,22 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, int 
       : "memory");
 }
 
+/// Global memory, a peer's too, that is evicted first: by a predicate and not behind a branch, so that a row of such
+/// stores is sent one right after the other.
+__device__ __forceinline__ void store_streaming_if(bool is, char* to, uint4 vector) {
+  asm volatile(
+      "{\n.reg .pred is;\nsetp.ne.b32 is, %0, 0;\n@is st.global.cs.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(
+          static_cast<int>(is)),
+      "l"(to), "r"(vector.x), "r"(vector.y), "r"(vector.z), "r"(vector.w)
+      : "memory");
+}
+__device__ __forceinline__ void store_streaming_if(bool is, char* to, uint2 vector) {
+  asm volatile("{\n.reg .pred is;\nsetp.ne.b32 is, %0, 0;\n@is st.global.cs.v2.b32 [%1], {%2, %3};\n}" ::"r"(
+                   static_cast<int>(is)),
+               "l"(to), "r"(vector.x), "r"(vector.y)
+               : "memory");
+}
+
 /// Shared to global, in this thread's open group.
 __device__ __forceinline__ void bulk_store(void* global, const void* shared, int bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
