@@ -86,6 +86,45 @@ def test_row_functors_give_the_bits_of_the_cpu(dtype: torch.dtype) -> None:
     )
 
 
+def all_kinds_of_numbers(dtype: torch.dtype, hidden: int) -> torch.Tensor:
+    """Rows of every bit pattern of 16 bits; of 32 bits, random mantissas under every sign and exponent."""
+    if dtype.itemsize == 2:
+        return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).view(-1, hidden)
+    generator = torch.Generator().manual_seed(7)
+    patterns = torch.randint(2**23, (2**16,), dtype=torch.int32, generator=generator)
+    patterns += (torch.arange(2**16, dtype=torch.int32) % 512 - 256) * 2**23
+    return patterns.view(dtype).view(-1, hidden)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_every_nan_becomes_the_promised_one(dtype: torch.dtype) -> None:
+    """The bits of the CPU, those of NaN too, from rows that are weighted, reduced and combined."""
+    src = all_kinds_of_numbers(dtype, 64)
+    rows, ints = len(src), {2: torch.int16, 4: torch.int32}[dtype.itemsize]
+
+    def both(device: str) -> Iterator[torch.Tensor]:
+        x = src.to(device)
+        idx = torch.arange(rows, dtype=torch.int32, device=device)
+        halves = torch.full((rows,), -0.5, device=device)
+        yield gather_rows(x, idx, halves)
+        for others in (idx[:, None], torch.stack([idx, idx.flip(0), idx.roll(9)], dim=1)):
+            yield reduce_rows(x, others.contiguous(), None, dtype, True, None, None)
+        group = flexep.Group.local(2, device)
+        for top_k in (1, 3):
+            ep = flexep.Dispatcher(
+                group, num_experts=8, hidden=64, top_k=top_k, max_tokens=rows, backend="deepep", dtype=dtype
+            )
+            slots = (idx[:, None] * 5 + 3 * torch.arange(top_k, device=device)) % 8
+            weights = torch.full((rows, top_k), 0.75, device=device)
+            received = ep.dispatch([x, x.flip(0)], [slots, slots], [weights, weights])
+            handles = [r.handle for r in received]
+            for given in (None, [r.weights for r in received]):
+                yield from ep.combine([r.x for r in received], handles, weights=given)
+
+    for got, want in zip(both("cuda"), both("cpu"), strict=True):
+        assert torch.equal(got.cpu().view(ints), want.view(ints))
+
+
 @pytest.mark.parametrize("ranks", [1, 3, 8, 72])
 def test_contract_in_a_local_group_on_one_gpu(ranks: int) -> None:
     group = flexep.Group.local(ranks, "cuda")
