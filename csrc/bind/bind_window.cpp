@@ -25,23 +25,15 @@ Relayed make_relayed(Address token, Address base, Address members) {
   return {at<int32_t>(token), at<int32_t>(base), at<int32_t>(members)};
 }
 
-DeliverArgs make_deliver(Address tokens_of, Address x, Address registered, const Arrivals& arrivals,
-                         const Relayed& relayed, Address out, int64_t num_rows, bool flat, Address row_src,
-                         Address weights, Address dot_with, Address dots, int dtype, int64_t hidden) {
-  return {at<int32_t>(tokens_of),
-          at<void>(x),
-          at<int32_t>(registered),
-          arrivals,
-          relayed,
-          at<void>(out),
-          num_rows,
-          flat,
-          at<int32_t>(row_src),
-          at<float>(weights),
-          at<void>(dot_with),
-          at<float>(dots),
-          DType{dtype},
-          hidden};
+DeliverArgs make_deliver(Address tokens_of, Address x, Address registered, Address read_by,
+                         const Arrivals& arrivals, const Relayed& relayed, Address out, int64_t num_rows,
+                         bool flat, Address row_src, Address weights, Address dot_with, Address dots,
+                         int dtype, int64_t hidden) {
+  return {at<int32_t>(tokens_of), at<void>(x),        at<int32_t>(registered),
+          at<int32_t>(read_by),   arrivals,           relayed,
+          at<void>(out),          num_rows,           flat,
+          at<int32_t>(row_src),   at<float>(weights), at<void>(dot_with),
+          at<float>(dots),        DType{dtype},       hidden};
 }
 
 CollectArgs make_collect(Address tokens_of, Address y, bool flat, Address part_weights,
@@ -87,9 +79,9 @@ void bind_args(py::module_& m) {
       .def(py::init(&make_relayed), py::kw_only(), py::arg("token"), py::arg("base"), py::arg("members"));
   py::class_<DeliverArgs>(m, "DeliverArgs")
       .def(py::init(&make_deliver), py::kw_only(), py::arg("tokens_of"), py::arg("x"), py::arg("registered"),
-           py::arg("arrivals"), py::arg("relayed"), py::arg("out"), py::arg("num_rows"), py::arg("flat"),
-           py::arg("row_src"), py::arg("weights"), py::arg("dot_with"), py::arg("dots"), py::arg("dtype"),
-           py::arg("hidden"));
+           py::arg("read_by"), py::arg("arrivals"), py::arg("relayed"), py::arg("out"), py::arg("num_rows"),
+           py::arg("flat"), py::arg("row_src"), py::arg("weights"), py::arg("dot_with"), py::arg("dots"),
+           py::arg("dtype"), py::arg("hidden"));
   py::class_<CollectArgs>(m, "CollectArgs")
       .def(py::init(&make_collect), py::kw_only(), py::arg("tokens_of"), py::arg("y"), py::arg("flat"),
            py::arg("part_weights"), py::arg("arrivals"), py::arg("relayed"), py::arg("home_rank"),

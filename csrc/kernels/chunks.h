@@ -69,6 +69,12 @@ FLEXEP_HD const std::int32_t* ints(const Lanes&, const std::int32_t* list, Range
   return list;
 }
 
+/// `top_k` integers for each of a few rows, to be read from the first one's on.
+template <class Lanes>
+FLEXEP_HD auto of_tokens(const Lanes& lanes, const std::int32_t* list, Range rows, int top_k) {
+  return ints(lanes, list + static_cast<long long>(rows.begin) * top_k, {0, (rows.end - rows.begin) * top_k});
+}
+
 /// The part of an ascending list of tokens, list[range), that lies in a chunk.
 template <class Lanes>
 FLEXEP_HD Range in_chunk(const Lanes& lanes, const std::int32_t* list, Range range, const Cut& cut,

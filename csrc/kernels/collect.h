@@ -29,12 +29,6 @@ FLEXEP_HD PushTo push_to(const Topology& topology, int me, int home) {
   return {Channel::relay_push, line, line.peer, line.there};
 }
 
-/// `top_k` integers for each of a few rows, to be read from the first one's on.
-template <class Lanes>
-FLEXEP_HD auto of_tokens(const Lanes& lanes, const std::int32_t* list, Range rows, int top_k) {
-  return ints(lanes, list + static_cast<long long>(rows.begin) * top_k, {0, (rows.end - rows.begin) * top_k});
-}
-
 /// Adds the rows of received rows and puts each sum where at(token) says in the window of `owner`. These two are
 /// overloaded for lanes that work together.
 template <class Lanes, class Row, class Mem, class At>

@@ -65,13 +65,14 @@ FLEXEP_HD void take_sent(Crew& crew, const DeliverArgs& args) {
   });
 }
 
-/// Source: puts my chunks into my window and offers each to the ranks of my domain and to the relays on my rail.
+/// Source: puts my chunks into my window and offers each to the ranks of my domain and to the relays on my rail. Where
+/// it is known who reads a row, one that nobody else reads is left out of its chunk.
 template <class Crew>
 FLEXEP_HD Status offer_rows(Crew& crew, const DeliverArgs& args) {
   const WindowLayout& layout = crew.layout();
   const Topology& topology = layout.shape.topology;
   const Cut cut = pull_cut(layout);
-  const int me = crew.rank(), T = args.tokens_of[me];
+  const int me = crew.rank(), T = args.tokens_of[me], top_k = args.arrivals.top_k;
   const int chunks = topology.ranks > 1 ? cut.chunks(T) : 0;  // alone, nobody reads them
   const auto row_bytes = static_cast<std::size_t>(args.hidden * size_of(args.dtype));
   const auto reads = [&](int peer) {
@@ -97,8 +98,18 @@ FLEXEP_HD Status offer_rows(Crew& crew, const DeliverArgs& args) {
           const char* const x = static_cast<const char*>(args.x);
           const std::int64_t first = cut.first(chunk);
           const std::size_t at = layout.pull_row(chunk, 0), stride = layout.shape.pull_row_bytes;
-          for (int t = mine.begin; t < mine.end; ++t)
+          const auto put = [&](int t) {
             mem.put(me, at + (t - first) * stride, x + t * row_bytes, row_bytes);
+          };
+          if (args.read_by == nullptr) {
+            for (int t = mine.begin; t < mine.end; ++t) put(t);
+            return;
+          }
+          auto readers = of_tokens(lanes, args.read_by, mine, top_k);
+          for (int t = mine.begin; t < mine.end; ++t) {
+            const int list = (t - mine.begin) * top_k, reader = readers[list];
+            if (reader >= 0 && (reader != me || (top_k > 1 && readers[list + 1] >= 0))) put(t);
+          }
         },
         [&](auto& exchange) {
           for (int peer = 0; peer < topology.ranks; ++peer)

@@ -59,6 +59,7 @@ class DeliverArgs:
         tokens_of: int,
         x: int,
         registered: int,
+        read_by: int,
         arrivals: Arrivals,
         relayed: Relayed,
         out: int,

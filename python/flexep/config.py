@@ -197,8 +197,14 @@ class DispatcherConfig:
 
     @property
     def needed(self) -> float:
-        """Share of a rank's rows that any other rank needs, where experts are drawn evenly."""
+        """Share of a rank's rows that one other rank needs, where experts are drawn evenly."""
         return needed_share(self.num_experts, max(1, self.num_experts // self.num_ranks), self.top_k)
+
+    @property
+    def leaving(self) -> float:
+        """Share of a rank's rows that some other rank needs, where experts are drawn evenly."""
+        held = max(1, self.num_experts // self.num_ranks)
+        return needed_share(self.num_experts, self.num_experts - held, self.top_k)
 
     @property
     def worth_sending_ahead(self) -> bool:

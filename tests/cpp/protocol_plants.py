@@ -59,6 +59,8 @@ NO_MORE = "progress_.granted() == kNoMore"
 
 STEP_OF = "step_of_.get(over_ & (kTags - 1)) - 1"
 
+READ_BY_TWO = "top_k > 1 && readers[list + 1] >= 0"
+
 AHEAD_CLAIM = "exchange.claim(Channel::pull, Topology::direct(me, (me + step) % R), 0)"
 AHEAD_SAID_SOON = """\
 [&] {
@@ -139,6 +141,12 @@ PLANTS = [
     Plant("stale epoch of a reader", EXCHANGE, ARRIVED, ARRIVED_BEFORE, "push", WAIT_FAILED),
     Plant("stale epoch of a writer", EXCHANGE, TAKES, TAKES.replace(";", " - 1;"), "pull", PULLED),
     Plant("a claim that is not written down", EXCHANGE, "take(channel, line)", "(void)0", "pull", PULLED),
+    Plant(
+        "a row that another reads beside its home is left out", DELIVER, READ_BY_TWO, "false", "pull", PULLED
+    ),
+    Plant(
+        "a row that only one other reads is left out", DELIVER, "reader != me", "reader == me", "pull", PULLED
+    ),
     Plant("rows sent ahead over those not read yet", DELIVER, AHEAD_CLAIM, "Status::arrived", "pull", PULLED),
     Plant(
         "rows sent ahead once the first reader is done",

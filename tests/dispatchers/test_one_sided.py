@@ -107,6 +107,23 @@ def test_what_was_kept_is_told_only_where_rows_were_dropped(capacity: float, dro
     assert (said.calls, said.remote_bytes) == (1, drops * ranks * (ranks - 1) * 4 * ranks)
 
 
+@pytest.mark.parametrize(
+    "slots", [[[0], [2], [1], [3], [-1]], [[0, 1], [0, 2], [2, 3], [3, 1], [-1, 2], [1, -1], [-1, -1]]]
+)
+def test_rows_that_stay_are_not_offered(slots: list[list[int]]) -> None:
+    """Experts 0 and 1 are rank 0's. Where many rows stay, a window holds those alone that the other rank reads."""
+    group, tokens, top_k = flexep.Group.local(2), len(slots), len(slots[0])
+    ep = flexep.Dispatcher(group, backend="deepep", num_experts=4, hidden=64, top_k=top_k, max_tokens=tokens)
+    x = [torch.randn(tokens, 64).to(torch.bfloat16) for _ in group.hosted]
+    topk_idx = [torch.tensor(slots) for _ in group.hosted]
+    ep.dispatch(x, topk_idx, [torch.ones(tokens, top_k) for _ in group.hosted])
+    memory = ep._alive().backend.window._alive()
+    for rank, rows in enumerate(x):
+        held = memory.view(rank).tobytes()
+        offered = [row.view(torch.uint8).numpy().tobytes() in held for row in rows]
+        assert offered == [any(e >= 0 and e // 2 != rank for e in experts) for experts in slots]
+
+
 @pytest.mark.parametrize("backend", WINDOWED)
 def test_zero_copy_input_lies_in_the_window_and_gives_the_same_rows(backend: str) -> None:
     group = flexep.Group.local(4)

@@ -112,12 +112,14 @@ def _relayed(relayed: Relayed | None) -> _C.Relayed:
 class Deliver(NamedTuple):
     """One rank's part of a delivery. `out` is written whole: [rows, H], x's dtype. With `dot_with`, `dots` too.
 
-    `registered`: int32 [R], 1 for ranks whose x is the registered rows of their window.
+    `registered`: int32 [R], 1 for ranks whose x is the registered rows of their window. `read_by`: int32 [T, K], ranks
+    that read a token's row, ascending, then -1, so that rows that stay need not be offered; None: any rank may.
     """
 
     tokens_of: torch.Tensor
     x: torch.Tensor
     registered: torch.Tensor
+    read_by: torch.Tensor | None
     arrivals: Arrivals
     relayed: Relayed | None
     out: torch.Tensor
@@ -131,7 +133,7 @@ class Deliver(NamedTuple):
     def native(self) -> _C.DeliverArgs:
         return _C.DeliverArgs(
             tokens_of=self.tokens_of.data_ptr(), x=self.x.data_ptr(), registered=self.registered.data_ptr(),
-            arrivals=self.arrivals.native, relayed=_relayed(self.relayed), out=self.out.data_ptr(),
+            read_by=address(self.read_by), arrivals=self.arrivals.native, relayed=_relayed(self.relayed), out=self.out.data_ptr(),
             num_rows=self.out.shape[0], flat=self.flat, row_src=self.row_src.data_ptr(),
             weights=address(self.weights), dot_with=address(self.dot_with), dots=address(self.dots),
             dtype=CODES[self.x.dtype], hidden=self.x.shape[1],

@@ -37,6 +37,10 @@ from flexep.transport.window import WindowCollectives, make_window
 from flexep.types import MemoryPlan, OneSided, Route
 
 
+# Where at least this share of rows leaves a rank, all are offered: looking up which do takes longer than it saves.
+OFFERED_WHOLE = 0.9
+
+
 class OneSidedBackend(Backend):
     """Plans as `alltoall` does, moves rows over a window.
 
@@ -60,6 +64,7 @@ class OneSidedBackend(Backend):
             group.device,
         )
         self._most_sizes = lru_cache(MOST_SIZES)(partial(most_sizes, config, self.hop_size))
+        self._offers_all = self._has_relays or config.leaving >= OFFERED_WHOLE
         self._none_registered = torch.zeros(group.size, dtype=torch.int32, device=group.device)
 
     @property
@@ -174,6 +179,7 @@ class OneSidedBackend(Backend):
                     tokens_of=_one_sided(route).tokens_of,
                     x=x,
                     registered=in_window,
+                    read_by=None if self._offers_all else route.home_rank,
                     arrivals=_arrivals(route),
                     relayed=_relayed(route),
                     out=output(num_rows, x.shape[1], x.dtype, device),

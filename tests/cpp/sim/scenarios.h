@@ -208,6 +208,7 @@ class Roles {
     args.arrivals = arrivals(), args.relayed = relayed();
     args.dtype = DType::u8, args.hidden = kRowBytes;
     args.registered = plan().registered.data();
+    if (world_.knows_readers(epoch_)) args.read_by = plan().home_rank.data();
     const PlaceCheck<Wrong> place{world_, plan(), epoch_, wrong_};
     if (role == 0)
       return with_crew_.places(exchange_, place,

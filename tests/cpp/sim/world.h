@@ -86,6 +86,8 @@ class World {
   const Topology& topology() const { return layout.shape.topology; }
   /// Of rows that a rank sends ahead: whether that is done before the operation, which then only takes note of it.
   bool sent_before(int epoch, int rank) const { return mix(seed, epoch, rank, 5) % 2 == 0; }
+  /// Whether sources know which ranks read a row.
+  bool knows_readers(int epoch) const { return mix(seed, epoch, 6) % 2 == 0; }
   int roles() const { return topology().domains() > 1 ? 3 : 2; }
   /// Of a rank: a team for each role of each slice.
   int teams() const { return roles() * layout.shape.slices; }
