@@ -133,8 +133,8 @@ class Deliver(NamedTuple):
     def native(self) -> _C.DeliverArgs:
         return _C.DeliverArgs(
             tokens_of=self.tokens_of.data_ptr(), x=self.x.data_ptr(), registered=self.registered.data_ptr(),
-            read_by=address(self.read_by), arrivals=self.arrivals.native, relayed=_relayed(self.relayed), out=self.out.data_ptr(),
-            num_rows=self.out.shape[0], flat=self.flat, row_src=self.row_src.data_ptr(),
+            read_by=address(self.read_by), arrivals=self.arrivals.native, relayed=_relayed(self.relayed),
+            out=self.out.data_ptr(), num_rows=self.out.shape[0], flat=self.flat, row_src=self.row_src.data_ptr(),
             weights=address(self.weights), dot_with=address(self.dot_with), dots=address(self.dots),
             dtype=CODES[self.x.dtype], hidden=self.x.shape[1],
         )  # fmt: skip

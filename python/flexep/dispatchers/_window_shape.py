@@ -29,6 +29,9 @@ class _Rings:
 # small so that the ends of the pipe are short, and rings are long enough to cover a credit's way back:
 # docs/decisions/exchange-spike.md.
 _WHOLE, _SLICED = _Rings(2, 32 << 20, 512 << 10), _Rings(4, 128 << 20, 256 << 10)
+# A chunk costs a slice some 6 us beside its rows, so a slice with many tokens has larger ones, if the budget has room:
+# docs/decisions/crews.md. Not of rows sent ahead, which come in pieces of their own.
+CHUNKS_OF_SLICE = 4
 LEAST_SLOTS = 2  # one is read while the next is written
 MAIL_BYTES = 64 << 10
 MPS_PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -135,9 +138,14 @@ def window_shape(
     slices = min(slices, max(1, room // slots))
     of_slice = math.ceil(config.max_tokens / slices)
     least = max(1, math.ceil(of_slice / MAX_CHUNKS))
+    fair = math.ceil(of_slice / CHUNKS_OF_SLICE) if slices > 1 else 0
     tokens = [
-        min(budget // 2 // (slices * slots * line), max(1, of_slice), max(least, rings.chunk_bytes // row))
-        for line, row in ((pull_line, pull_row), (push_line, push_row))
+        min(
+            budget // 2 // (slices * slots * line),
+            max(1, of_slice),
+            max(least, rings.chunk_bytes // row, share),
+        )
+        for line, row, share in ((pull_line, pull_row, 0 if ahead else fair), (push_line, push_row, fair))
     ]
     if slices > 1:
         tokens = [_even(config.max_tokens, slices, least, n) for n in tokens]

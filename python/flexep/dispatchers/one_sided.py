@@ -36,7 +36,6 @@ from flexep.transport.device_window import DeviceWindow
 from flexep.transport.window import WindowCollectives, make_window
 from flexep.types import MemoryPlan, OneSided, Route
 
-
 # Where at least this share of rows leaves a rank, all are offered: looking up which do takes longer than it saves.
 OFFERED_WHOLE = 0.9
 
