@@ -95,7 +95,7 @@ def test_what_has_no_gpu_is_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
         # (slices, slots, pull_tokens, push_tokens)
         ({}, 1, (1, 2, 512, 512)),
         ({}, 24, (24, 4, 171, 171)),
-        ({"hidden": 7168}, 24, (24, 4, 16, 16)),
+        ({"hidden": 7168}, 24, (24, 4, 29, 29)),  # 6 chunks of a slice, where 256 KiB would be 11
         ({"window_bytes": 2 * 2 * 24 * 4 * ROW}, 24, (24, 4, 2, 1)),
         ({"window_bytes": 2 * 2 * 24 * 4 * ROW - 1}, 24, (24, 2, 3, 1)),
         ({"window_bytes": 2 * 2 * 24 * ROW}, 24, (12, 2, 2, 1)),

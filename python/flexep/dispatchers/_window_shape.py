@@ -17,21 +17,23 @@ from flexep.group import Group
 
 @dataclass(frozen=True)
 class _Rings:
-    """What suits a window. `slots`: chunks of a ring, read and written at once. `ring_bytes`: of all rings.
-    `chunk_bytes`: rows that are handed over together."""
+    """What suits a window. `slots`: chunks of a ring, read and written at once. `pull_bytes`, `push_bytes`: of all
+    rings. `chunk_bytes`: rows that are handed over together."""
 
     slots: int
-    ring_bytes: int
+    pull_bytes: int
+    push_bytes: int
     chunk_bytes: int
 
 
 # A whole window's chunk stays in a core's cache between the one who writes it and the one who reads it. A slice's is
 # small so that the ends of the pipe are short, and rings are long enough to cover a credit's way back:
 # docs/decisions/exchange-spike.md.
-_WHOLE, _SLICED = _Rings(2, 32 << 20, 512 << 10), _Rings(4, 128 << 20, 256 << 10)
+_WHOLE = _Rings(2, 16 << 20, 16 << 20, 512 << 10)
+_SLICED = _Rings(4, 64 << 20, 128 << 20, 256 << 10)
 # A chunk costs a slice some 6 us beside its rows, so a slice with many tokens has larger ones, if the budget has room:
 # docs/decisions/crews.md. Not of rows sent ahead, which come in pieces of their own.
-CHUNKS_OF_SLICE = 4
+CHUNKS_OF_SLICE = 5
 LEAST_SLOTS = 2  # one is read while the next is written
 MAIL_BYTES = 64 << 10
 MPS_PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -119,9 +121,10 @@ def window_shape(
 ) -> WindowShape:
     """The shape of every rank's window, for rows that travel in hops of `hop_size` ranks.
 
-    The budget (`config.window_bytes`; 32 MiB, 128 with slices) is for the rings of rows: half for rows that are pulled
+    The budget (`config.window_bytes`; 32 MiB, 192 with slices) is for the rings of rows: half for rows that are pulled
     (one ring for a rank's own rows, one for each domain it relays), half for partial sums that are pushed (one for
-    each rank or domain that pushes here). A budget too small for `slices` makes them fewer.
+    each rank or domain that pushes here), two thirds with slices where no budget is given. A budget too small for
+    `slices` makes them fewer.
 
     `ahead`: a place for every row of every peer, instead of rings of rows that are pulled.
 
@@ -132,20 +135,17 @@ def window_shape(
     pull_row = config.row_bytes
     push_row = config.hidden * max(config.dtype.itemsize, config.combine_dtype.itemsize)
     pull_line, push_line = (1 if D == 1 else 1 + D) * pull_row, (R if D == 1 else R + D) * push_row
-    budget = rings.ring_bytes if config.window_bytes is None else config.window_bytes
-    room = budget // 2 // max(pull_line, push_line)  # tokens of all chunks of all slices
-    slots = rings.slots if room >= rings.slots * slices else LEAST_SLOTS
-    slices = min(slices, max(1, room // slots))
+    given = config.window_bytes
+    pull, push = (rings.pull_bytes, rings.push_bytes) if given is None else (given // 2, given // 2)
+    rooms = pull // pull_line, push // push_line  # tokens of all chunks of all slices
+    slots = rings.slots if min(rooms) >= rings.slots * slices else LEAST_SLOTS
+    slices = min(slices, max(1, min(rooms) // slots))
     of_slice = math.ceil(config.max_tokens / slices)
     least = max(1, math.ceil(of_slice / MAX_CHUNKS))
     fair = math.ceil(of_slice / CHUNKS_OF_SLICE) if slices > 1 else 0
     tokens = [
-        min(
-            budget // 2 // (slices * slots * line),
-            max(1, of_slice),
-            max(least, rings.chunk_bytes // row, share),
-        )
-        for line, row, share in ((pull_line, pull_row, 0 if ahead else fair), (push_line, push_row, fair))
+        min(room // (slices * slots), max(1, of_slice), max(least, rings.chunk_bytes // row, share))
+        for room, row, share in zip(rooms, (pull_row, push_row), (0 if ahead else fair, fair), strict=True)
     ]
     if slices > 1:
         tokens = [_even(config.max_tokens, slices, least, n) for n in tokens]
