@@ -26,8 +26,8 @@ struct DeliverArgs {
   const std::int32_t* tokens_of;   // [ranks] T of every rank
   const void* x;                   // [T, hidden] of this rank
   const std::int32_t* registered;  // [ranks] 1: that rank's x is its window's own, and is read where it lies
-  const std::int32_t* read_by;     // [T, top_k] ranks that read the token's row, ascending, then -1; others
-                                   // need not be offered. Null: any rank may
+  const std::int32_t* read_by;  // [T, top_k] ranks that read the token's row, ascending, then -1: a row that
+                                // no peer reads need not be offered. Null: any may; always so over relays
   Arrivals arrivals;
   Relayed relayed;
   void* out;                    // [num_rows, hidden]

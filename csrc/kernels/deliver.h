@@ -66,7 +66,7 @@ FLEXEP_HD void take_sent(Crew& crew, const DeliverArgs& args) {
 }
 
 /// Source: puts my chunks into my window and offers each to the ranks of my domain and to the relays on my rail. Where
-/// it is known who reads a row, one that nobody else reads is left out of its chunk.
+/// it is known who reads a row (of one domain), one that nobody else reads is left out of its chunk.
 template <class Crew>
 FLEXEP_HD Status offer_rows(Crew& crew, const DeliverArgs& args) {
   const WindowLayout& layout = crew.layout();

@@ -103,7 +103,8 @@ constexpr Movers kRelaySums{4, 0, 0};  // partial sums that are added at a relay
 
 static_assert(std::max({kPlaceMovers.stages, kNarrowMovers.stages, kRelayMovers.stages,
                         kPushMovers.stages}) <= RingWarp<StoreEach>::kMaxStages);
-static_assert(std::max({kPushSums.wide.stages, kHomeSums.wide.stages, kFlatHomeSums.wide.stages}) <=
+static_assert(std::max({kPushSums.wide.stages, kPushSums.narrow.stages, kHomeSums.wide.stages,
+                        kHomeSums.narrow.stages, kFlatHomeSums.wide.stages, kFlatHomeSums.narrow.stages}) <=
               FeedMover<TermPiece>::kMaxStages);
 static_assert(std::max({kPlaceMovers.count, kNarrowMovers.count, kOfferMovers.count, kGroupSums.count,
                         kRelaySums.count}) <= CrewCounts::kMaxMovers);

@@ -18,18 +18,6 @@ struct Terms {
   int count = 0;
 };
 
-/// The elements to `to`, on lanes where `is`.
-template <DType D, int N>
-__device__ __forceinline__ void store_packed_if(bool is, char* to, const Packed<D, N>& value) {
-  const auto& w = value.words;
-  if constexpr (Packed<D, N>::kWords == 2)
-    ptx::store_streaming_if(is, to, make_uint2(w[0], w[1]));
-  else
-#pragma unroll
-    for (int i = 0; i < Packed<D, N>::kWords; i += 4)
-      ptx::store_streaming_if(is, to + 4 * i, make_uint4(w[i], w[i + 1], w[i + 2], w[i + 3]));
-}
-
 /// Sums of pieces of rows, in registers: of a piece's vectors a lane has those with number `lane`, lane + kLanes, ... A
 /// sum starts from -0, to which adding a first term changes nothing, or with that term.
 template <DType In, int kVectors, int kLanes>
@@ -94,7 +82,9 @@ class Sums {
         for (int i = 0; i < kSome; ++i) packed[i] = round_to<Out>(sums_[kFirst + i]);
 #pragma unroll
         for (int i = 0; i < kSome; ++i)
-          store_packed_if(has(kFirst + i, count), mine + (kFirst + i) * kLanes * kOutBytes, packed[i]);
+          each_vector(mine + (kFirst + i) * kLanes * kOutBytes, packed[i], [&](char* at, auto vector) {
+            ptx::store_streaming_if(has(kFirst + i, count), at, vector);
+          });
       });
     });
   }

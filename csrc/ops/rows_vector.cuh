@@ -76,10 +76,10 @@ struct Packed {
   std::uint32_t words[kWords];
 };
 
-/// Two numbers of 16 bits with the NaN of base/dtype.h. The hardware's is 0x7fff, which as a signed integer is above every
-/// other number, so that the lesser of the two is right everywhere: one instruction, where a test of every number took
-/// as long as the sum that it ended.
-__device__ __forceinline__ std::uint32_t with_nan(std::uint32_t two, std::uint16_t nan) {
+/// Two numbers of 16 bits, as a conversion of the hardware gives them, with the NaN of base/dtype.h. The hardware's is
+/// always 0x7fff, which as a signed integer is above every number, so that the lesser of the two is right everywhere: one
+/// instruction, where a test of every number took as long as the sum that it ended.
+__device__ __forceinline__ std::uint32_t with_promised_nan(std::uint32_t two, std::uint16_t nan) {
   return __vmins2(two, nan * 0x10001u);
 }
 
@@ -92,9 +92,9 @@ __device__ __forceinline__ Packed<D, N> round_to(const float (&x)[N]) {
     if constexpr (D == DType::f32)
       out.words[i] = bits_of(canonical(x[i]));
     else if constexpr (D == DType::bf16)
-      out.words[i] = with_nan(bits_from(__floats2bfloat162_rn(x[2 * i], x[2 * i + 1])), kNanBF16);
+      out.words[i] = with_promised_nan(bits_from(__floats2bfloat162_rn(x[2 * i], x[2 * i + 1])), kNanBF16);
     else
-      out.words[i] = with_nan(bits_from(__floats2half2_rn(x[2 * i], x[2 * i + 1])), kNanF16);
+      out.words[i] = with_promised_nan(bits_from(__floats2half2_rn(x[2 * i], x[2 * i + 1])), kNanF16);
   }
   return out;
 }
@@ -106,19 +106,23 @@ __device__ __forceinline__ float rounded(DType dtype, float x) {
                                : x;
 }
 
+/// Calls store(where, vector) for the elements at `to`: 8 bytes, or 16 at a time.
+template <DType D, int N, class Store>
+__device__ __forceinline__ void each_vector(char* to, const Packed<D, N>& value, const Store& store) {
+  const auto& w = value.words;
+  if constexpr (Packed<D, N>::kWords == 2)
+    store(to, make_uint2(w[0], w[1]));
+  else
+#pragma unroll
+    for (int i = 0; i < Packed<D, N>::kWords; i += 4)
+      store(to + 4 * i, make_uint4(w[i], w[i + 1], w[i + 2], w[i + 3]));
+}
+
 /// Vector number `column` of a row of Packed ones: 8, 16 or 32 bytes.
 template <DType D, int N>
 __device__ __forceinline__ void store_packed(char* row, int column, const Packed<D, N>& value) {
-  constexpr int kWords = Packed<D, N>::kWords;
-  const auto& w = value.words;
-  if constexpr (kWords == 2) {
-    __stcs(reinterpret_cast<uint2*>(row) + column, make_uint2(w[0], w[1]));
-  } else {
-#pragma unroll
-    for (int i = 0; i < kWords; i += 4)
-      __stcs(reinterpret_cast<uint4*>(row) + (column * kWords + i) / 4,
-             make_uint4(w[i], w[i + 1], w[i + 2], w[i + 3]));
-  }
+  each_vector(row + static_cast<std::int64_t>(column) * sizeof value, value,
+              [](char* to, auto vector) { __stcs(reinterpret_cast<decltype(vector)*>(to), vector); });
 }
 
 /// The vectors of a tile of rows that one lane of a CTA owns: all rows laid end to end, lane i takes vector i, then

@@ -202,7 +202,7 @@ class DispatcherConfig:
 
     @property
     def leaving(self) -> float:
-        """Share of a rank's rows that some other rank needs, where experts are drawn evenly."""
+        """Share of a rank's rows that some other rank needs, where experts are drawn evenly and every rank has one."""
         held = max(1, self.num_experts // self.num_ranks)
         return needed_share(self.num_experts, self.num_experts - held, self.top_k)
 

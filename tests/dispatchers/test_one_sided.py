@@ -108,12 +108,19 @@ def test_what_was_kept_is_told_only_where_rows_were_dropped(capacity: float, dro
 
 
 @pytest.mark.parametrize(
-    "slots", [[[0], [2], [1], [3], [-1]], [[0, 1], [0, 2], [2, 3], [3, 1], [-1, 2], [1, -1], [-1, -1]]]
+    ("experts", "slots"),
+    [
+        (4, [[0], [2], [1], [3], [-1]]),
+        (4, [[0, 1], [0, 2], [2, 3], [3, 1], [-1, 2], [1, -1], [-1, -1]]),
+        (2, [[0, 0, 0], [0, 1, 0], [1, 1, 1], [-1, 1, -1], [-1, 0, 0], [-1, -1, -1]]),
+    ],
 )
-def test_rows_that_stay_are_not_offered(slots: list[list[int]]) -> None:
-    """Experts 0 and 1 are rank 0's. Where many rows stay, a window holds those alone that the other rank reads."""
+def test_rows_that_stay_are_not_offered(experts: int, slots: list[list[int]]) -> None:
+    """Where many rows stay, a window holds those alone that the other rank reads."""
     group, tokens, top_k = flexep.Group.local(2), len(slots), len(slots[0])
-    ep = flexep.Dispatcher(group, backend="deepep", num_experts=4, hidden=64, top_k=top_k, max_tokens=tokens)
+    ep = flexep.Dispatcher(
+        group, backend="deepep", num_experts=experts, hidden=64, top_k=top_k, max_tokens=tokens
+    )
     x = [torch.randn(tokens, 64).to(torch.bfloat16) for _ in group.hosted]
     topk_idx = [torch.tensor(slots) for _ in group.hosted]
     ep.dispatch(x, topk_idx, [torch.ones(tokens, top_k) for _ in group.hosted])
@@ -121,7 +128,36 @@ def test_rows_that_stay_are_not_offered(slots: list[list[int]]) -> None:
     for rank, rows in enumerate(x):
         held = memory.view(rank).tobytes()
         offered = [row.view(torch.uint8).numpy().tobytes() in held for row in rows]
-        assert offered == [any(e >= 0 and e // 2 != rank for e in experts) for experts in slots]
+        leaves = [any(e >= 0 and e // (experts // 2) != rank for e in token) for token in slots]
+        assert offered == leaves
+
+
+def test_where_nearly_all_rows_leave_all_are_offered() -> None:
+    """A row that stays among those of a shape of which few do is offered with them."""
+    ep = flexep.Dispatcher(
+        flexep.Group.local(2), backend="deepep", num_experts=8, hidden=64, top_k=4, max_tokens=1
+    )
+    x = [torch.randn(1, 64).to(torch.bfloat16) for _ in range(2)]
+    topk_idx = [torch.tensor([[4 * rank, 4 * rank + 1, 4 * rank + 2, 4 * rank + 3]]) for rank in range(2)]
+    ep.dispatch(x, topk_idx, [torch.ones(1, 4) for _ in range(2)])
+    memory = ep._alive().backend.window._alive()
+    assert all(
+        rows.view(torch.uint8).numpy().tobytes() in memory.view(rank).tobytes() for rank, rows in enumerate(x)
+    )
+
+
+def test_rows_that_stay_in_a_domain_are_offered_to_its_ranks() -> None:
+    """With top-1 many rows stay with their rank, its domain or its rail: over relays all are offered."""
+    group, generator = flexep.Group.local(4), torch.Generator().manual_seed(3)
+    x = [torch.randn(60, 64, generator=generator).to(torch.bfloat16) for _ in group.hosted]
+    topk_idx = [torch.randint(-1, 4, (60, 1), generator=generator) for _ in group.hosted]
+    weights = [torch.rand(60, 1, generator=generator) for _ in group.hosted]
+    shape = {"num_experts": 4, "hidden": 64, "top_k": 1, "max_tokens": 60, "domain_size": 2}
+    got, want = (
+        round_trip(flexep.Dispatcher(group, backend=name, **shape), x, topk_idx, weights)
+        for name in ("hybridep", "alltoall")
+    )
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize("backend", WINDOWED)

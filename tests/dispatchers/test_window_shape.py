@@ -115,6 +115,24 @@ def test_a_budget_too_small_for_the_slices_makes_them_fewer(
         assert 2 * shape.slices * shape.slots * shape.push_tokens * ROW <= made.window_bytes // 2
 
 
+@pytest.mark.parametrize(
+    ("changed", "slices", "ahead", "cut"),
+    [
+        # (slices, slots, pull_tokens, push_tokens)
+        ({"hidden": 4096}, 16, False, (16, 4, 43, 43)),  # a fifth of a slice's 256 tokens, and evenly
+        ({"hidden": 4096, "max_tokens": 8192}, 16, False, (16, 4, 103, 103)),
+        ({"hidden": 7168}, 128, False, (128, 4, 8, 8)),  # all that there is room for
+        ({"hidden": 7168}, 24, True, (24, 4, 16, 29)),  # 256 KiB of rows that are sent ahead
+        ({"hidden": 7168, "combine_wire": "fp32"}, 24, True, (24, 4, 16, 19)),
+    ],
+)
+def test_a_slice_with_many_tokens_has_larger_chunks(
+    changed: dict[str, object], slices: int, ahead: bool, cut: tuple[int, int, int, int]
+) -> None:
+    shape = window_shape(config(**changed), 2, slices, ahead)
+    assert (shape.slices, shape.slots, shape.pull_tokens, shape.push_tokens) == cut
+
+
 @pytest.mark.parametrize("slices", [8, 16, 24, 32, 64, 96, 128])
 @pytest.mark.parametrize("max_tokens", [1024, 4096, 8192])
 def test_no_slice_has_many_more_tokens_than_others(max_tokens: int, slices: int) -> None:
@@ -135,6 +153,18 @@ def test_many_tokens_are_cut_into_no_more_chunks_than_a_signal_counts(
     assert window_shape(config(hidden=2**20, max_tokens=1000, window_bytes=least), 2, 1).push_tokens == 10
     with pytest.raises(flexep.ArgumentError, match=f"window_bytes = {least - 1}: expected at least {least}"):
         window_shape(config(hidden=2**20, max_tokens=1000, window_bytes=least - 1), 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "share"),
+    [
+        ({"num_ranks": 4, "top_k": 1}, 3 / 4),
+        ({"num_ranks": 4}, 1 - 1 / 28),  # the two experts of the rank are one choice of C(8, 2)
+        ({"num_experts": 2, "top_k": 3}, 1 - 1 / 8),  # repeated
+    ],
+)
+def test_the_share_of_rows_that_leave_a_rank(changed: dict[str, object], share: float) -> None:
+    assert config(**changed).leaving == pytest.approx(share)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,8 @@ class Deliver(NamedTuple):
     """One rank's part of a delivery. `out` is written whole: [rows, H], x's dtype. With `dot_with`, `dots` too.
 
     `registered`: int32 [R], 1 for ranks whose x is the registered rows of their window. `read_by`: int32 [T, K], ranks
-    that read a token's row, ascending, then -1, so that rows that stay need not be offered; None: any rank may.
+    that read a token's row, ascending, then -1, so that rows that stay need not be offered; None: any rank may, and
+    always over relays.
     """
 
     tokens_of: torch.Tensor

@@ -31,7 +31,7 @@ class _Rings:
 # docs/decisions/exchange-spike.md.
 _WHOLE = _Rings(2, 16 << 20, 16 << 20, 512 << 10)
 _SLICED = _Rings(4, 64 << 20, 128 << 20, 256 << 10)
-# A chunk costs a slice some 6 us beside its rows, so a slice with many tokens has larger ones, if the budget has room:
+# A chunk costs a slice up to 6 us beside its rows, so one with many tokens has larger ones, if the budget has room:
 # docs/decisions/crews.md. Not of rows sent ahead, which come in pieces of their own.
 CHUNKS_OF_SLICE = 5
 LEAST_SLOTS = 2  # one is read while the next is written

@@ -60,8 +60,8 @@ class Dispatcher:
             of kernels that wait, those of other dispatchers too; a single dispatcher leaves them.
         timeout: seconds any wait on the CPU may take.
         placement: rank of each expert, length E; None: contiguous, the first E mod R ranks hold one more.
-        window_bytes: budget for the rings of one-sided back ends, in bytes a rank; None: 32 MiB, 192 on GPUs. A smaller
-            window moves rows in smaller chunks, and never changes bits. Rows sent ahead have room beside it.
+        window_bytes: budget for the rings of one-sided back ends, in bytes a rank; None: 32 MiB, 192 on a GPU. In a
+            smaller one rows go in smaller chunks, and never in other bits. Rows sent ahead have room beside it.
         zero_copy: the windows also hold an x of max_tokens rows (`window_input`), which peers read where it lies,
             or which is sent ahead from there.
         send_ahead: the windows also have room for the x of every peer, (R - 1) * max_tokens rows. GPUs send all of x

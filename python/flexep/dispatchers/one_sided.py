@@ -63,6 +63,7 @@ class OneSidedBackend(Backend):
             group.device,
         )
         self._most_sizes = lru_cache(MOST_SIZES)(partial(most_sizes, config, self.hop_size))
+        # Over relays `home_rank` names those that send sums home, not those that read rows.
         self._offers_all = self._has_relays or config.leaving >= OFFERED_WHOLE
         self._none_registered = torch.zeros(group.size, dtype=torch.int32, device=group.device)
 
