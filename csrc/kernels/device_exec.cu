@@ -89,16 +89,14 @@ struct FedSums {
     return row_bytes <= narrow.stage_bytes ? narrow : wide;
   }
 };
-constexpr Movers wide_sums(int teams, int stages) {
-  return {teams, stages, piece_bytes(kWideReaders), 1 + kWideReaders};
+constexpr Movers teams(int count, int readers, int stages) {
+  return {count, stages, piece_bytes(readers), 1 + readers};
 }
-constexpr Movers narrow_sums(int teams, int stages) {
-  return {teams, stages, piece_bytes(kNarrowReaders), 1 + kNarrowReaders};
-}
-constexpr FedSums kPushSums{wide_sums(2, 6), narrow_sums(3, 6)};      // expert rows that are added
-constexpr FedSums kHomeSums{wide_sums(1, 3), narrow_sums(2, 5)};      // partial sums that are added at home
-constexpr FedSums kFlatHomeSums{wide_sums(2, 3), narrow_sums(4, 5)};  // and beside those that only travel
-constexpr Movers kGroupSums{8, 0, 0};                                 // the same in groups
+// Expert rows that are added; partial sums that are added at home beside those, and beside those that only travel.
+constexpr FedSums kPushSums{teams(2, kWideReaders, 6), teams(3, kNarrowReaders, 6)};
+constexpr FedSums kHomeSums{teams(1, kWideReaders, 3), teams(2, kNarrowReaders, 5)};
+constexpr FedSums kFlatHomeSums{teams(2, kWideReaders, 3), teams(4, kNarrowReaders, 5)};
+constexpr Movers kGroupSums{8, 0, 0};  // the same at home in groups
 constexpr Movers kRelaySums{4, 0, 0};  // partial sums that are added at a relay
 
 static_assert(std::max({kPlaceMovers.stages, kNarrowMovers.stages, kRelayMovers.stages,

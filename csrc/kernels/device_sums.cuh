@@ -32,21 +32,15 @@ class Sums {
   }
   /// Whether vector v of this lane is one of a piece's `count`.
   __device__ __forceinline__ bool has(int v, int count) const { return v * kLanes < count - lane_; }
-  template <class Weigh>
-  __device__ __forceinline__ void start(int v, const uint4& vector, const Weigh& weigh) {
-    float x[kWidth];
-    widen<In>(x, vector);
-#pragma unroll
-    for (int e = 0; e < kWidth; ++e) sums_[v][e] = weigh(x[e]);
-  }
-  template <class Weigh>
+  /// kStart: the sum is that term.
+  template <bool kStart, class Weigh>
   __device__ __forceinline__ void add(int v, const uint4& vector, const Weigh& weigh) {
     float x[kWidth];
     widen<In>(x, vector);
 #pragma unroll
-    for (int e = 0; e < kWidth; ++e) sums_[v][e] = sums_[v][e] + weigh(x[e]);
+    for (int e = 0; e < kWidth; ++e) sums_[v][e] = kStart ? weigh(x[e]) : sums_[v][e] + weigh(x[e]);
   }
-  /// Adds a piece of `count` vectors, those of this lane at mine[v * kLanes]; kStart: it is the first.
+  /// Adds a piece of `count` vectors, those of this lane at mine[v * kLanes].
   template <bool kStart, class Weigh>
   __device__ __forceinline__ void add_piece(const uint4* mine, int count, const Weigh& weigh) {
     by_some(count, [&](auto some) {
@@ -57,8 +51,7 @@ class Sums {
       for (int i = 0; i < kSome; ++i)
         vectors[i] = has(kFirst + i, count) ? mine[(kFirst + i) * kLanes] : uint4{0, 0, 0, 0};
 #pragma unroll
-      for (int i = 0; i < kSome; ++i)
-        kStart ? start(kFirst + i, vectors[i], weigh) : add(kFirst + i, vectors[i], weigh);
+      for (int i = 0; i < kSome; ++i) add<kStart>(kFirst + i, vectors[i], weigh);
     });
   }
   __device__ void add_rounded(const Sums& group) {
@@ -147,7 +140,8 @@ class LaneAdder {
         for (int i = 0; i < kAtOnce; ++i) {
           if (begin + i >= terms.count) break;
 #pragma unroll
-          for (int v = 0; v < kVectors; ++v) sums.add(v, vectors[i][v], [](float x) { return x; });
+          for (int v = 0; v < kVectors; ++v)
+            sums.template add<false>(v, vectors[i][v], [](float x) { return x; });
           if constexpr (kGroups)
             if (terms.ends >> (begin + i) & 1) groups.add_rounded(sums), sums.clear();
         }

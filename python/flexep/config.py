@@ -206,15 +206,17 @@ class DispatcherConfig:
         held = max(1, self.num_experts // self.num_ranks)
         return needed_share(self.num_experts, self.num_experts - held, self.top_k)
 
-    @property
-    def worth_sending_ahead(self) -> bool:
-        """Whether GPUs should send x to every peer before the plan, by shape, with even routing. Not where all streams
-        of a GPU share one queue (CUDA_DEVICE_MAX_CONNECTIONS=1), in which the plan would wait for the copies."""
+    def sends_ahead(self, between_gpus: bool) -> bool:
+        """Whether x goes to every peer before the plan, where rows take one hop: `send_ahead`; None: `between_gpus`
+        (ranks are processes on GPUs), if the shape is worth it under even routing, and not where all streams of a GPU
+        share one queue (CUDA_DEVICE_MAX_CONNECTIONS=1), in which the plan would wait for the copies."""
         R, T = self.num_ranks, self.max_tokens
-        if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        if self.send_ahead is not None or R == 1:
+            return bool(self.send_ahead) and R > 1
+        if not between_gpus or os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
             return False
         fits = (R - 1) * T * self.row_bytes <= AHEAD_BYTES
-        return R > 1 and fits and T >= AHEAD_TOKENS and self.needed >= AHEAD_NEEDED
+        return fits and T >= AHEAD_TOKENS and self.needed >= AHEAD_NEEDED
 
     @property
     def combine_dtype(self) -> torch.dtype:

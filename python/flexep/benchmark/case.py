@@ -119,9 +119,7 @@ class BenchCase:
     @property
     def sends_ahead(self) -> bool:
         """Whether deepep sends every row to every peer before the plan; hybridep too, with one domain."""
-        if self.send_ahead is not None:
-            return self.send_ahead and self.ranks > 1
-        return self.device == "cuda" and self.config.worth_sending_ahead
+        return self.config.sends_ahead(between_gpus=self.device == "cuda")
 
     @property
     def data(self) -> Case:

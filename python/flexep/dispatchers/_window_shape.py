@@ -59,8 +59,7 @@ def _mps_part() -> float:
 
 
 def sends_ahead(config: DispatcherConfig, group: Group, hop_size: int) -> bool:
-    """Whether x goes to every peer before it is known who needs which rows: `config.send_ahead`; None: where ranks are
-    processes on GPUs and it is worth it.
+    """Whether x goes to every peer before it is known who needs which rows: as the config says, and not over relays.
 
     Raises ArgumentError where it is asked for and rows travel over relays.
     """
@@ -68,9 +67,7 @@ def sends_ahead(config: DispatcherConfig, group: Group, hop_size: int) -> bool:
         if config.send_ahead:
             raise ArgumentError("send_ahead", True, f"False where rows take two hops (domains of {hop_size})")
         return False
-    if config.send_ahead is not None:
-        return config.send_ahead and config.num_ranks > 1
-    return group.device.type == "cuda" and not group.is_local and config.worth_sending_ahead
+    return config.sends_ahead(between_gpus=group.device.type == "cuda" and not group.is_local)
 
 
 def modelled_sms(config: DispatcherConfig) -> int:

@@ -75,9 +75,7 @@ class DeviceWindow(Window):
     def send_ahead(self, rows: Sequence[torch.Tensor], op: str) -> None:
         self._alive()
         self.raise_met()
-        if (
-            self._is_ahead
-        ):  # of an operation that failed to begin: what is sent now would be taken for what was sent then
+        if self._is_ahead:  # what is sent now would be taken for what was sent then
             raise WindowBroken(f"{op}: rows were sent ahead before, and no operation has followed")
         self._is_ahead = True
         self._windows.send_ahead(rows, number_of(op), self.timeout)
