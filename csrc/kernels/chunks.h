@@ -5,6 +5,7 @@
 #include "base/hd.h"
 #include "base/math.h"
 #include "base/team.h"
+#include "kernels/args.h"
 #include "proto/window.h"
 
 namespace flexep {
@@ -82,6 +83,30 @@ FLEXEP_HD Range in_chunk(const Lanes& lanes, const std::int32_t* list, Range ran
   range.begin = first_from(lanes, list, range, cut.first(chunk));
   return {range.begin, first_from(lanes, list, range, cut.first(chunk) + cut.size)};
 }
+
+/// The rows of each chunk in the lists of all sources, which a role goes through in turns: in its step-th turn of a chunk
+/// it is the list (first + step) % lists. Lanes that search together look for many turns at once (device_lists.cuh), so
+/// that a turn begins without trips to memory.
+template <class Lanes>
+class ChunkRows {
+ public:
+  /// tokens_of: [lists], of the sources.
+  FLEXEP_HD ChunkRows(const Arrivals& arrivals, const std::int32_t* /*tokens_of*/, const Cut& cut, int lists,
+                      int first)
+      : arrivals_(arrivals), cut_(cut), lists_(lists), first_(first) {}
+
+  /// May be called before the first turn.
+  FLEXEP_HD void prepare(const Lanes&) const {}
+  FLEXEP_HD Range operator()(const Lanes& lanes, int chunk, int step) const {
+    const int list = (first_ + step) % lists_;
+    return in_chunk(lanes, arrivals_.token, {arrivals_.base[list], arrivals_.base[list + 1]}, cut_, chunk);
+  }
+
+ private:
+  const Arrivals arrivals_;
+  const Cut cut_;
+  const int lists_, first_;
+};
 
 /// The largest number of chunks of any rank.
 FLEXEP_HD int most_chunks(const std::int32_t* tokens_of, int ranks, const Cut& cut) {

@@ -6,8 +6,9 @@
 // Or every source sends all of its rows ahead to all peers (WindowShape::landed_rows), before anybody knows who needs
 // which; destinations then read their own windows. The words are those of a pull.
 //
-// `Row` (host_rows.h, or a kernel's) says what is done with a row: place(j, row, next) at received row j. Rows of `out`
-// that no row comes to are the caller's to clear.
+// `Row` (host_rows.h, or a kernel's) says what is done with a row: place(j, row, next) at received row j. expect(j)
+// comes before the first of a few rows: what that one needs can be under way. Rows of `out` that no row comes to are the
+// caller's to clear.
 #pragma once
 #include "kernels/args.h"
 #include "kernels/chunks.h"
@@ -146,6 +147,8 @@ FLEXEP_HD Status place_rows(Crew& crew, const DeliverArgs& args, Row& row) {
   const int R = layout.shape.topology.ranks, me = crew.rank();
   const auto row_bytes = static_cast<std::size_t>(args.hidden * size_of(args.dtype));
   const Arrivals& list = args.arrivals;
+  ChunkRows<typename Crew::MoveLanes> rows_of(list, args.tokens_of, cut, R, me);
+  crew.only_move([&](auto&, const auto& lanes) { rows_of.prepare(lanes); });
   for (int chunk = 0, most = most_chunks(args.tokens_of, R, cut); chunk < most; ++chunk) {
     for (int step = 0; step < R; ++step) {
       const int source = (me + step) % R, chunks = cut.chunks(args.tokens_of[source]);
@@ -163,9 +166,8 @@ FLEXEP_HD Status place_rows(Crew& crew, const DeliverArgs& args, Row& row) {
             return source == me ? Status::arrived : exchange.arrive(from.channel, from.line, chunk);
           },
           [&](auto& mem, const auto& lanes) {
-            const Range all =
-                in_chunk(lanes, list.token, {list.base[source], list.base[source + 1]}, cut, chunk);
-            const Range mine = share(turned(lanes, chunk + step), all);
+            const Range mine = share(turned(lanes, chunk + step), rows_of(lanes, chunk, step));
+            if (mine.begin < mine.end) row.expect(mine.begin);
             auto tokens = ints(lanes, list.token, mine);
             // What all rows of the step share is looked up once: a mover has hardly time for more than the rows.
             const bool is_mine = source == me;

@@ -117,16 +117,17 @@ class DevicePlace {
 class CopyRows {
  public:
   __device__ CopyRows(const DevicePlace& to, RingWarp<StoreEach>& mover) : to_(to), mover_(mover) {}
+  __device__ void expect(int j) { next_copy_ = to_.copy_of(j); }
+  /// j: one more than before, or what was expected.
   __device__ void place(int j, const void* row, const void*) {
-    const std::int32_t copy = j == next_ ? next_copy_ : to_.copy_of(j);
-    next_ = j + 1, next_copy_ = to_.copy_of(next_);
+    const std::int32_t copy = next_copy_;
+    expect(j + 1);
     mover_.move(row, to_.out_or_null(copy));
   }
 
  private:
   const DevicePlace to_;
   RingWarp<StoreEach>& mover_;
-  int next_ = -1;
   std::int32_t next_copy_ = -1;
 };
 
@@ -151,6 +152,7 @@ class ComputeEach {
 };
 struct ComputeRows {
   RingWarp<ComputeEach>& mover;
+  __device__ void expect(int) const {}
   __device__ void place(int j, const void* row, const void*) const { mover.move(row, j); }
 };
 

@@ -16,6 +16,7 @@
 // A role calls, on every lane of its crew:
 //   step(wait, move, post)  wait(exchange) -> Status, move(mem, lanes), post(exchange)
 //   only_move(move), only_wait(wait)   what belongs to no step: before the first, and after the last
+//   MoveLanes               the type of move's lanes
 #pragma once
 #include "proto/exchange.h"
 
@@ -24,6 +25,8 @@ namespace flexep {
 template <class Mem, class Team>
 class TeamCrew {
  public:
+  using MoveLanes = Team;
+
   FLEXEP_HD explicit TeamCrew(Exchange<Mem, Team>& exchange) : exchange_(exchange) {}
 
   FLEXEP_HD const WindowLayout& layout() const { return exchange_.layout(); }
@@ -75,6 +78,8 @@ constexpr int kNoMore = -1;
 template <class Who, class Mem, class Team, class Mover, class Lanes, class Progress>
 class SplitCrew {
  public:
+  using MoveLanes = Lanes;
+
   /// `mover` and `lanes` are used by movers only: lanes.rank() of lanes.size().
   FLEXEP_HD SplitCrew(Who actor, Exchange<Mem, Team>& exchange, Mover& mover, const Lanes& lanes,
                       Progress& progress)

@@ -52,6 +52,7 @@ struct PlaceCheck {
   int epoch;
   const Wrong& wrong;
 
+  void expect(int) const {}
   void place(int j, const void* row, const void*) const {
     piece(j, static_cast<const char*>(row), 0, kRowBytes);
   }
@@ -134,6 +135,7 @@ struct CheckEach {
 template <class Mover>
 struct MoveRows {
   Mover& mover;
+  void expect(int) const {}
   void place(int j, const void* row, const void*) const { mover.move(row, j); }
 };
 
