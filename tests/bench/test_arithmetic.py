@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from flexep.benchmark.baselines import REFERENCE
 from flexep.benchmark.beside import Beside, calls_to_cover, slowest
 from flexep.benchmark.case import BenchCase
 from flexep.benchmark.columns import Run
+from flexep.benchmark.rank import Floor, floor_of
 from flexep.benchmark.timing import GATE_US, MAX_GATE_US, gate_us
+from flexep.ref import make_plan
 
 DEEPEP = ("flexep", "deepep")
 
@@ -25,7 +28,7 @@ class Ranks:
 
 def run_on_gpus(baselines: tuple[str, ...]) -> Run:
     case = BenchCase(device="cuda", ranks=2, dispatchers=("deepep",), baselines=baselines)
-    one = Run(case, Ranks(), 1e9)  # type: ignore[arg-type]
+    one = Run(case, Ranks(), {})  # type: ignore[arg-type]
     for column, us in ((REFERENCE, 100.0), (DEEPEP, 125.0)):
         one.facts[column] = None  # type: ignore[assignment]
         for op, times in (("dispatch", 1), ("combine", 1), ("roundtrip", 2)):
@@ -55,6 +58,21 @@ def test_single_operations_count_with_their_slowest_rank_and_chains_with_the_med
     one = run_on_gpus(())
     assert one._times(DEEPEP, "dispatch") == (125.0, 125.0)
     assert one._times(DEEPEP, "roundtrip") == (245.0, 245.0)
+
+
+def test_the_floor_is_the_sum_on_one_memory_and_the_longer_of_link_and_memory_on_gpus() -> None:
+    floor = Floor(100, 400, crossing_rows=60, touched_rows=300, row_bytes=1000)
+    assert floor.us({"bytes_per_second": 1e9, "inside_bytes_per_second": None}) == pytest.approx(500.0)
+    assert floor.us({"bytes_per_second": 1e9, "inside_bytes_per_second": 1e10}) == pytest.approx(60.0)
+    assert floor.us({"bytes_per_second": 1e9, "inside_bytes_per_second": 1e9}) == pytest.approx(150.0)
+
+
+@pytest.mark.parametrize(("flat", "touched"), [(True, 32 + 32), (False, 32 + 64)])
+def test_the_busiest_rank_of_a_floor_is_that_of_its_plan(flat: bool, touched: int) -> None:
+    """16 tokens of each of two ranks have both their experts on rank 1."""
+    world = BenchCase(ranks=2, tokens=16, experts=4, top_k=2, hidden=8).world
+    plan = make_plan(world, [torch.tensor([[2, 3]]).repeat(16, 1)] * 2)
+    assert floor_of([plan, plan], flat, 16) == Floor(16, 64, 16, touched, 16)
 
 
 def test_a_gate_sleeps_twice_as_long_as_the_host_takes() -> None:

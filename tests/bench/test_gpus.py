@@ -50,7 +50,12 @@ def test_every_library_is_right_or_says_why_not(layout: str, mode: str) -> None:
         assert row["ratio_to_copy_engine"] > 0
         if row["library"] == "copy_engine":
             assert (row["sms"], row["ratio_to_copy_engine"]) == (0, 1.0)
-            assert row["remote_bytes"] == round(result["must_cross_bytes"][row["op"]])
+            must_cross = result["must_cross_bytes"][row["op"]]
+            if row["op"] == "roundtrip":  # the busiest there need not be the busiest back
+                assert row["remote_bytes"] <= must_cross
+            else:
+                assert row["remote_bytes"] == must_cross
+        assert row["floor_us"] < row["median_us"]
 
 
 def test_products_beside_a_dispatcher() -> None:

@@ -38,6 +38,9 @@ def test_static_sizes_hold_even_routing(tokens: int, alignment: int) -> None:
     assert tokens < 4096 or factor < (1.1 if alignment == 16 else 1.35)
 
 
+COPIED = {"bytes_per_second": 1e9, "inside_bytes_per_second": None}
+
+
 def test_side_by_side_keeps_every_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = tmp_path / "results" / "ep2.json"
     cases = list(side_by_side.grid("cpu", 2, tokens=(8,)))
@@ -45,7 +48,7 @@ def test_side_by_side_keeps_every_case(monkeypatch: pytest.MonkeyPatch, tmp_path
         ("flat", 16, "capacity"), ("expert_major", 16, "capacity"), ("expert_major", 128, "capacity"),
     ]  # fmt: skip
     monkeypatch.setattr(side_by_side, "grid", lambda *_: iter(cases[:2]))
-    monkeypatch.setattr(side_by_side, "copy_facts", lambda device, size: {"bytes_per_second": 1e9})
+    monkeypatch.setattr(side_by_side, "copy_facts", lambda device, size: COPIED)
     monkeypatch.setattr(sys, "argv", ["side_by_side", "--commit", "abc", "--out", str(out)])
     assert side_by_side.main() == 0
     found = json.loads(out.read_text())

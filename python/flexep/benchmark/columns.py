@@ -26,8 +26,9 @@ START_TIMEOUT = 600.0  # seconds for making inputs and answers, and for anything
 class Run:
     """One case on one pool. `problems` collects what checks found, by column; `left_out` why a column was not run."""
 
-    def __init__(self, case: BenchCase, pool: RankPool, copy_rate: float) -> None:
-        self.case, self.pool, self.copy_rate = case, pool, copy_rate
+    def __init__(self, case: BenchCase, pool: RankPool, copy: dict[str, Any]) -> None:
+        """`copy`: of `machine.copy_facts`."""
+        self.case, self.pool, self.copy = case, pool, copy
         names = tuple(flexep.BACKENDS) if case.dispatchers == ALL else case.dispatchers
         self.asked: list[Column] = [("flexep", name) for name in names] + baseline_columns(case)
         compared = case.device == "cuda" and REFERENCE not in self.asked
@@ -117,8 +118,7 @@ class Run:
 
     def rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """`results` by the contract, and what does not fit its fields, in the same order."""
-        floor = self.ranks("floor")[0]
-        floor_us = 1e6 * (floor.remote_rows + floor.expert_rows) * floor.row_bytes / self.copy_rate
+        floor_us = self.ranks("floor")[0].us(self.copy)
         results, details = [], []
         for column in self.opened:
             sent = self.ranks("sent", column)

@@ -51,30 +51,42 @@ def cpu_copy_rate(size: int = COPY_BYTES) -> float:
     return threads * size / min(_seconds(copy) for _ in range(COPY_ROUNDS))
 
 
-def cuda_copy_rate(size: int = COPY_BYTES) -> float:
-    """Bytes per second that the copy engine moves from GPU 0 to GPU 1 (one GPU: inside it), best of COPY_ROUNDS."""
-    peer = 1 % torch.cuda.device_count()
-    source = torch.ones(size, dtype=torch.uint8, device="cuda:0")
-    to = torch.empty(size, dtype=torch.uint8, device=f"cuda:{peer}")
+def cuda_copy_rate(source: int, to: int, size: int = COPY_BYTES) -> float:
+    """Bytes per second (each counted once) of a copy between two GPUs, or inside one, by its stream's clock; best of
+    COPY_ROUNDS."""
+    there = torch.empty(size, dtype=torch.uint8, device=f"cuda:{to}")
+    with torch.cuda.device(source):
+        here = torch.ones(size, dtype=torch.uint8, device="cuda")
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
-    def copy() -> None:
-        to.copy_(source, non_blocking=True)
-        torch.cuda.synchronize(0)
-        torch.cuda.synchronize(peer)
+        def seconds() -> float:
+            start.record()
+            there.copy_(here, non_blocking=True)
+            end.record()
+            end.synchronize()
+            return start.elapsed_time(end) / 1e3
 
-    copy()
-    return size / min(_seconds(copy) for _ in range(COPY_ROUNDS))
+        seconds()
+        return size / min(seconds() for _ in range(COPY_ROUNDS))
 
 
 def copy_facts(device: str, size: int = COPY_BYTES) -> dict[str, Any]:
-    """C and how it was measured."""
+    """C and how it was measured; and the rate inside one GPU, None on the CPU, where all ranks share one memory."""
     if device == "cpu":
-        rate, how, threads = cpu_copy_rate(size), "memcpy of the C library, one thread a core", cores()
+        rate, how, threads, inside = (
+            cpu_copy_rate(size),
+            "memcpy of the C library, one thread a core",
+            cores(),
+            None,
+        )
     else:
-        rate, how, threads = cuda_copy_rate(size), "copy engine, GPU 0 to GPU 1", 1
+        peer = 1 % torch.cuda.device_count()
+        rate, how, threads = cuda_copy_rate(0, peer, size), f"copy engine, GPU 0 to GPU {peer}", 1
+        inside = cuda_copy_rate(0, 0, size)
         torch.cuda.empty_cache()  # the ranks are other processes and want the memory
     return {
         "bytes_per_second": rate, "method": how, "threads": threads, "bytes_each": size, "best_of": COPY_ROUNDS,
+        "inside_bytes_per_second": inside,
     }  # fmt: skip
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,9 +16,11 @@ from flexep.benchmark.baselines import BY_COLUMN
 from flexep.benchmark.beside import Beside, run_beside
 from flexep.benchmark.case import ON_CPU, BenchCase
 from flexep.benchmark.check import Answers, Checked, answers, check_last, check_library, forget
+from flexep.benchmark.copy_engine import rows_between
 from flexep.benchmark.library import Column, FlexEP, PlansApart, Routed, Sent
 from flexep.benchmark.machine import cores
 from flexep.benchmark.timing import Times, chained, gated
+from flexep.ref import Plan
 from flexep.testing.worker import RankContext
 
 OPS = ("dispatch", "combine", "roundtrip")
@@ -40,11 +43,42 @@ class Facts:
 
 @dataclass(frozen=True)
 class Floor:
-    """Rows that any library must move in one direction, over all ranks and averaged over steps; bytes of one."""
+    """What any library must move in one direction, averaged over steps.
+
+    Attributes: `remote_rows`: of tokens that another rank needs, `expert_rows`: without padding, of all ranks.
+    `crossing_rows`: what the busiest rank sends or receives. `touched_rows`: what the busiest one reads and writes:
+    each token that it receives once, and each row that it delivers. `row_bytes`: of one.
+    """
 
     remote_rows: float
     expert_rows: float
+    crossing_rows: float
+    touched_rows: float
     row_bytes: int
+
+    def us(self, copy: dict[str, Any]) -> float:
+        """Microseconds, at the rates of `machine.copy_facts`. On the CPU all rows pass one memory, one after the other.
+        GPUs work side by side, and each one's link beside its memory, where a byte that is copied is read and
+        written."""
+        inside = copy["inside_bytes_per_second"]
+        if inside is None:
+            return 1e6 * (self.remote_rows + self.expert_rows) * self.row_bytes / copy["bytes_per_second"]
+        link, memory = self.crossing_rows / copy["bytes_per_second"], self.touched_rows / (2 * inside)
+        return 1e6 * self.row_bytes * max(link, memory)
+
+
+def floor_of(plans: Sequence[Plan], flat: bool, row_bytes: int) -> Floor:
+    """The mean of steps with these plans, rows delivered flat or expert-major."""
+    found = []
+    for plan in plans:
+        there = rows_between(plan)
+        expert = [int(p.counts.sum()) for p in plan.ranks]
+        delivered = [p.num_recv for p in plan.ranks] if flat else expert
+        touched = [p.num_recv + rows for p, rows in zip(plan.ranks, delivered, strict=True)]
+        crossing = max(*map(sum, there), *map(sum, zip(*there, strict=True)))
+        found.append((sum(map(sum, there)), sum(expert), crossing, max(touched)))
+    remote, experts, crossing, most = (statistics.mean(each) for each in zip(*found, strict=True))
+    return Floor(remote, experts, crossing, most, row_bytes)
 
 
 class RankBench:
@@ -88,16 +122,10 @@ class RankBench:
         )
 
     def floor(self) -> Floor:
-        """From the oracle's plan: kept (token, other rank) crossings and kept expert rows."""
+        """From the oracle's plans."""
         plans = [self._answers(step).plan for step in range(self.case.steps)]
-        world, remote, rows = self.case.world, 0, 0
-        for plan in plans:
-            rows += sum(int(p.counts.sum()) for p in plan.ranks)
-            for rank, token_row in enumerate(plan.token_row):
-                crosses = token_row >= 0
-                crosses[:, rank] = False
-                remote += int(crosses.sum())
-        return Floor(remote / len(plans), rows / len(plans), world.hidden * world.dtype.itemsize)
+        world = self.case.world
+        return floor_of(plans, self.case.layout == "flat", world.hidden * world.dtype.itemsize)
 
     def check(self, column: Column) -> list[str]:
         with all_cores(self.ctx.size):

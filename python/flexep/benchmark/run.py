@@ -36,7 +36,7 @@ def run(case: BenchCase, progress: Progress | None = None, copy_bytes: int = COP
 def run_on(pool: RankPool, case: BenchCase, copy: dict[str, Any], say: Progress) -> dict[str, Any]:
     """The same on ranks that are there, and with a copy rate that is known."""
     started, load_before = time.monotonic(), load()
-    one = Run(case, pool, copy["bytes_per_second"])
+    one = Run(case, pool, copy)
     steps = list(one.steps())
     for done, (what, act) in enumerate(steps):
         say(what, done, len(steps))
