@@ -81,15 +81,93 @@ void join_streams(cudaStream_t before, cudaStream_t after, cudaEvent_t event) {
 
 }  // namespace
 
+/// The copies and posts of one hosted rank with so many tokens, as a graph: one call of the driver instead of four a
+/// piece. To be sent again with another x.
+class Recording {
+ public:
+  Recording(const AheadArgs& args, int op, int priority)
+      : first_x_(static_cast<const char*>(args.x)),
+        tokens_(args.tokens),
+        op_(op),
+        priority_(priority),
+        x_(first_x_) {
+    cuda_check(cudaGraphCreate(&graph_, 0), "a graph of rows");
+  }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+  ~Recording() {  // one that still runs ends first
+    if (exec_) cudaGraphExecDestroy(exec_);
+    if (graph_) cudaGraphDestroy(graph_);
+  }
+
+  bool is_of(int tokens, int op) const { return tokens_ == tokens && op_ == op; }
+
+  /// Behind the copy before.
+  void copy(void* to, const void* from, std::size_t bytes) {
+    Copy one{nullptr, to, static_cast<const char*>(from) - first_x_, bytes};
+    const cudaGraphNode_t* const before = copies_.empty() ? nullptr : &copies_.back().node;
+    cuda_check(cudaGraphAddMemcpyNode1D(&one.node, graph_, before, before ? 1 : 0, to, from, bytes,
+                                        cudaMemcpyDefault),
+               "a copy in a graph of rows");
+    copies_.push_back(one);
+  }
+  /// Behind the copies so far and the post before: a word never goes back.
+  void post(PostLaunch launch) {
+    void* params[] = {&launch};
+    cudaKernelNodeParams kernel{};
+    kernel.func = reinterpret_cast<void*>(&post_ahead), kernel.kernelParams = params;
+    kernel.gridDim = dim3(1), kernel.blockDim = dim3(kPostLanes);
+    std::vector<cudaGraphNode_t> before;
+    if (!copies_.empty()) before.push_back(copies_.back().node);
+    if (post_) before.push_back(post_);
+    cuda_check(cudaGraphAddKernelNode(&post_, graph_, before.data(), before.size(), &kernel),
+               "a post in a graph of rows");
+    cudaKernelNodeAttrValue value{};
+    value.priority = priority_;
+    cuda_check(cudaGraphKernelNodeSetAttribute(post_, cudaLaunchAttributePriority, &value),
+               "the priority of a post");
+  }
+  void end() { cuda_check(cudaGraphInstantiate(&exec_, graph_, 0), "a graph of rows"); }
+
+  void launch(const void* x, cudaStream_t stream) {
+    const char* const rows = static_cast<const char*>(x);
+    if (rows != x_) {
+      x_ = nullptr;  // that of some copies, until all have it
+      for (const Copy& one : copies_)
+        cuda_check(cudaGraphExecMemcpyNodeSetParams1D(exec_, one.node, one.to, rows + one.offset, one.bytes,
+                                                      cudaMemcpyDefault),
+                   "a copy in a graph of rows");
+      x_ = rows;
+    }
+    cuda_check(cudaGraphLaunch(exec_, stream), "sending rows ahead");
+  }
+
+ private:
+  struct Copy {
+    cudaGraphNode_t node;
+    void* to;
+    std::ptrdiff_t offset;  // in x
+    std::size_t bytes;
+  };
+
+  const char* const first_x_;
+  const int tokens_, op_, priority_;
+  const char* x_;  // that the copies have
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t exec_ = nullptr;
+  std::vector<Copy> copies_;
+  cudaGraphNode_t post_ = nullptr;  // the last
+};
+
 /// The streams beside, and what they need to know of the windows.
 class SendAhead::Streams {
  public:
   Streams(const DeviceWorld& world, const std::vector<std::uintptr_t>& windows)
       : world_(world), layout_(world.shape), windows_(windows) {
-    int least = 0, first = 0;
-    cuda_check(cudaDeviceGetStreamPriorityRange(&least, &first), "stream priorities");
+    int least = 0;
+    cuda_check(cudaDeviceGetStreamPriorityRange(&least, &priority_), "stream priorities");
     for (cudaStream_t* const stream : {&copies_, &posts_})
-      cuda_check(cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, first), "a stream for rows");
+      cuda_check(cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, priority_), "a stream for rows");
     const auto make = [](cudaEvent_t& event) {
       cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event for rows");
     };
@@ -120,8 +198,9 @@ class SendAhead::Streams {
     cuda_check(cudaGetLastError(), "sending rows ahead");
     if (std::all_of(args.begin(), args.end(), [](const AheadArgs& one) { return one.tokens == 0; })) return;
     is_apart_ = true;
-    join_streams(stream, copies_, started_);
-    cuda_check(cudaStreamWaitEvent(posts_, started_, 0), "waiting for rows sent ahead");
+    join_streams(stream, posts_, started_);
+    if (Recording* const recording = recorded(args, op, stream)) return recording->launch(args[0].x, posts_);
+    cuda_check(cudaStreamWaitEvent(copies_, started_, 0), "waiting for rows sent ahead");
     try {
       for (int i = 0; i < world_.hosted; ++i) send(i, args[i], op);
     } catch (...) {
@@ -136,28 +215,58 @@ class SendAhead::Streams {
   }
 
  private:
+  /// The recording of such a start, made when as many tokens come twice in a row. Null for others, for several hosted
+  /// ranks, and while the caller's stream is captured: that graph is to hold the copies themselves.
+  Recording* recorded(const std::vector<AheadArgs>& args, int op, cudaStream_t stream) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cuda_check(cudaStreamIsCapturing(stream, &capture), "sending rows ahead");
+    if (capture != cudaStreamCaptureStatusNone || args.size() > 1) return nullptr;
+    const int tokens = args[0].tokens;
+    for (const auto& one : recordings_)
+      if (one && one->is_of(tokens, op)) return one.get();
+    const bool comes_again = last_tokens_ == tokens && last_op_ == op;
+    last_tokens_ = tokens, last_op_ = op;
+    if (!comes_again) return nullptr;
+    auto made = std::make_unique<Recording>(args[0], op, priority_);
+    each_piece(
+        0, args[0], op, [&](void* to, const void* from, std::size_t bytes) { made->copy(to, from, bytes); },
+        [&](const PostLaunch& post) { made->post(post); });
+    made->end();
+    auto& oldest = recordings_[made_ % std::size(recordings_)];
+    ++made_, oldest = std::move(made);
+    return oldest.get();
+  }
+
   /// Enqueues all pieces of one hosted rank's rows.
   void send(int hosted, const AheadArgs& args, int op) {
+    int piece = 0;
+    each_piece(
+        hosted, args, op,
+        [&](void* to, const void* from, std::size_t bytes) {
+          cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, copies_), "copying rows ahead");
+        },
+        [&](const PostLaunch& post) {
+          join_streams(copies_, posts_, copied_[piece++]);
+          post_ahead<<<1, kPostLanes, 0, posts_>>>(post);
+          cuda_check(cudaGetLastError(), "posting rows that were sent ahead");
+        });
+  }
+
+  /// copy(to, from, bytes) of each piece to each peer, then post(launch) of that piece.
+  template <class Copy, class Post>
+  void each_piece(int hosted, const AheadArgs& args, int op, const Copy& copy, const Post& post) const {
     const int me = world_.first_rank + hosted, R = world_.shape.topology.ranks;
     const auto row_bytes = static_cast<std::size_t>(world_.shape.pull_row_bytes);
-    int from = 0, piece = 0;
+    int from = 0;
     for (const int end : piece_ends(args.tokens, world_.shape)) {
       const char* const rows = static_cast<const char*>(args.x) + from * row_bytes;
       for (int step = 1; step < R; ++step) {
         const int to = (me + step) % R;
         auto* const there = reinterpret_cast<char*>(windows_[to]) + layout_.landed_row(to, me, from);
-        cuda_check(cudaMemcpyAsync(there, rows, (end - from) * row_bytes, cudaMemcpyDefault, copies_),
-                   "copying rows ahead");
+        copy(there, rows, (end - from) * row_bytes);
       }
-      join_streams(copies_, posts_, copied_[piece++]);
-      const PostLaunch post{layout_,
-                            reinterpret_cast<char* const*>(world_.windows),
-                            reinterpret_cast<DeviceState*>(world_.states) + hosted,
-                            me,
-                            op,
-                            end};
-      post_ahead<<<1, kPostLanes, 0, posts_>>>(post);
-      cuda_check(cudaGetLastError(), "posting rows that were sent ahead");
+      post(PostLaunch{layout_, reinterpret_cast<char* const*>(world_.windows),
+                      reinterpret_cast<DeviceState*>(world_.states) + hosted, me, op, end});
       from = end;
     }
   }
@@ -165,9 +274,13 @@ class SendAhead::Streams {
   const DeviceWorld world_;
   const WindowLayout layout_;
   const std::vector<std::uintptr_t> windows_;
+  int priority_ = 0;
   cudaStream_t copies_ = nullptr, posts_ = nullptr;
   cudaEvent_t started_ = nullptr, copied_[kMostPieces] = {}, ended_ = nullptr;
-  bool is_apart_ = false;  // not joined yet
+  bool is_apart_ = false;                     // not joined yet
+  std::unique_ptr<Recording> recordings_[8];  // the last that were made
+  std::size_t made_ = 0;
+  int last_tokens_ = -1, last_op_ = -1;  // of the last start without one
 };
 
 SendAhead::SendAhead(const DeviceWorld& world, const std::vector<std::uintptr_t>& windows)

@@ -7,8 +7,8 @@
 //   deliver: waits for peers' chunks
 //   join                <------------------------------------------  all pieces of mine are there
 //
-// What deliver.h's `send_ahead` does in one place. Who posts is a kernel of one CTA, for which there must be room on
-// the GPU beside everything that waits.
+// What both beside it do is one graph where as many tokens were sent before. What deliver.h's `send_ahead` does in one
+// place. Who posts is a kernel of one CTA, for which there must be room on the GPU beside everything that waits.
 #pragma once
 #include <cstdint>
 #include <memory>
