@@ -64,6 +64,14 @@ FLEXEP_HD int first_from(const Lanes&, const std::int32_t* list, Range range, st
   return range.begin;
 }
 
+/// Where that place can be in the list of a source with so many tokens, list[range): its tokens differ, so it is no further
+/// in than the token says, nor further out than if all that are missing were below it.
+FLEXEP_HD Range can_begin(Range range, int tokens, std::int64_t token) {
+  const int rows = range.end - range.begin, below = token < tokens ? static_cast<int>(token) : tokens;
+  const int missing = tokens - rows;
+  return {range.begin + (below > missing ? below - missing : 0), range.begin + (below < rows ? below : rows)};
+}
+
 /// list[range), to be read as ints(...)[i]. Lanes that read together have their own.
 template <class Lanes>
 FLEXEP_HD const std::int32_t* ints(const Lanes&, const std::int32_t* list, Range) {

@@ -2,7 +2,8 @@
 //
 // With one domain every rank pushes into the home's window, which adds what comes by ascending rank. Over domains the
 // relay on the home's rail adds its own domain's partial sums first, rounds, and pushes one row over the rail.
-// Every chunk is announced by everybody, empty or not: the reader then knows that nothing is missing.
+// Every chunk is announced by everybody, empty or not: the reader then knows that nothing is missing. A rank's own rows
+// come home without a window where each of them is its partial sum as it would travel (`own_rows_stay`).
 //
 // `Row` says how rows are added: partial(j, next, to), domain_sum(terms, count, to), home(token, terms, rings, count).
 // They write where `Mem::target(rank, at, bytes)` says: memory in which the lane may put those bytes until its drain.
@@ -29,6 +30,24 @@ FLEXEP_HD PushTo push_to(const Topology& topology, int me, int home) {
   return {Channel::relay_push, line, line.peer, line.there};
 }
 
+/// Whether home reads its own rank's partial sums out of y.
+FLEXEP_HD bool own_rows_stay(const Topology& topology, const CollectArgs& args) {
+  return topology.domains() == 1 && args.nest == 0 && args.dtype == args.wire &&
+         (args.flat || (args.arrivals.top_k == 1 && args.part_weights == nullptr));
+}
+/// The received row, of those that stay, of the first token from `token` on.
+template <class Lanes>
+FLEXEP_HD int first_own(const Lanes& lanes, const CollectArgs& args, int me, int token) {
+  const Arrivals& list = args.arrivals;
+  const Range own{list.base[me], list.base[me + 1]};
+  return first_from(lanes, list.token, can_begin(own, args.tokens_of[me], token), token);
+}
+
+FLEXEP_HD const void* own_row(const CollectArgs& args, int received) {
+  const std::int64_t row = args.flat ? received : args.arrivals.rows[received];
+  return static_cast<const char*>(args.y) + row * args.hidden * size_of(args.dtype);
+}
+
 /// Adds the rows of received rows and puts each sum where at(token) says in the window of `owner`. These two are
 /// overloaded for lanes that work together.
 template <class Lanes, class Row, class Mem, class At>
@@ -47,10 +66,11 @@ FLEXEP_HD Status push_partials(Crew& crew, const CollectArgs& args, Row& row) {
   const int R = layout.shape.topology.ranks, me = crew.rank();
   const auto row_bytes = static_cast<std::size_t>(args.hidden * size_of(args.wire));
   const Arrivals& list = args.arrivals;
+  const bool stay = own_rows_stay(layout.shape.topology, args);
   for (int chunk = 0, most = most_chunks(args.tokens_of, R, cut); chunk < most; ++chunk) {
     for (int step = 0; step < R; ++step) {
       const int home = (me + 1 + step) % R;  // my own last: others wait longer for what travels
-      if (chunk >= cut.chunks(args.tokens_of[home])) continue;
+      if (chunk >= cut.chunks(args.tokens_of[home]) || (home == me && stay)) continue;
       const PushTo to = push_to(layout.shape.topology, me, home);
       const Status status = crew.step(
           [&](auto& exchange) { return exchange.claim(to.channel, to.line, chunk); },
@@ -122,11 +142,12 @@ FLEXEP_HD Status relay_partials(Crew& crew, const CollectArgs& args, Row& row) {
 }
 
 /// Adds the terms of tokens at home, one for each ring that ring_of(rank) of their ranks names: at(token, ring) says
-/// where one lies in my window.
+/// where one lies in my window. With `stay` those of my own rank lie in y.
 template <class Lanes, class Row, class Mem, class RingOf, class At>
-FLEXEP_HD void add_tokens(const Lanes&, Row& row, Mem& mem, int me, Range mine, const CollectArgs& args,
-                          const RingOf& ring_of, const At& at, std::size_t row_bytes) {
+FLEXEP_HD void add_tokens(const Lanes& lanes, Row& row, Mem& mem, int me, Range mine, const CollectArgs& args,
+                          bool stay, const RingOf& ring_of, const At& at, std::size_t row_bytes) {
   const int top_k = args.arrivals.top_k;
+  int own = stay && mine.begin < mine.end ? first_own(lanes, args, me, mine.begin) : 0;
   for (int token = mine.begin; token < mine.end; ++token) {
     const void* terms[kMaxTopK];
     int rings[kMaxTopK], count = 0;
@@ -136,7 +157,7 @@ FLEXEP_HD void add_tokens(const Lanes&, Row& row, Mem& mem, int me, Range mine, 
       const int ring = ring_of(rank);
       if (count > 0 && rings[count - 1] == ring) continue;  // its domain has added it already
       rings[count] = ring;
-      terms[count++] = mem.view(me, at(token, ring), row_bytes);
+      terms[count++] = stay && rank == me ? own_row(args, own++) : mem.view(me, at(token, ring), row_bytes);
     }
     row.home(token, terms, rings, count);
   }
@@ -149,8 +170,9 @@ FLEXEP_HD Status add_home(Crew& crew, const CollectArgs& args, Row& row) {
   const Topology& topology = layout.shape.topology;
   const Cut cut = push_cut(layout);
   const int me = crew.rank(), T = args.tokens_of[me];
-  const bool flat = topology.domains() == 1;
+  const bool flat = topology.domains() == 1, stay = own_rows_stay(topology, args);
   const int writers = flat ? topology.ranks : topology.domains();
+  const auto comes_from = [&](int writer) { return !(stay && writer == me); };
   const auto row_bytes = static_cast<std::size_t>(args.hidden * size_of(args.wire));
   const auto line = [&](int writer) {
     return Topology::direct(me, flat ? writer : topology.rank_of(writer, topology.index(me)));
@@ -159,6 +181,7 @@ FLEXEP_HD Status add_home(Crew& crew, const CollectArgs& args, Row& row) {
     const Status status = crew.step(
         [&](auto& exchange) {
           for (int writer = 0; writer < writers; ++writer) {
+            if (!comes_from(writer)) continue;
             const Status status = exchange.arrive(Channel::push, line(writer), chunk);
             if (status != Status::arrived) return status;
           }
@@ -171,13 +194,13 @@ FLEXEP_HD Status add_home(Crew& crew, const CollectArgs& args, Row& row) {
           const std::size_t ring_bytes = layout.push_row(1, chunk, 0) - first_at;
           const auto ring_of = [&](int rank) { return flat ? rank : topology.domain(rank); };
           add_tokens(
-              lanes, row, mem, me, mine, args, ring_of,
+              lanes, row, mem, me, mine, args, stay, ring_of,
               [&](int token, int ring) { return first_at + ring * ring_bytes + (token - first) * stride; },
               row_bytes);
         },
         [&](auto& exchange) {
           for (int writer = 0; writer < writers; ++writer)
-            exchange.release(Channel::push, line(writer), chunk, chunk + 1 == chunks);
+            if (comes_from(writer)) exchange.release(Channel::push, line(writer), chunk, chunk + 1 == chunks);
         });
     if (status != Status::arrived) return status;
   }

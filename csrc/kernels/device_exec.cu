@@ -76,12 +76,13 @@ struct Movers {
   int count, stages, stage_bytes, warps = 1;
 };
 // Measured: docs/decisions/crews.md. They change no bits.
-constexpr Movers kPlaceMovers{4, 3, 14336};  // rows that arrive
-constexpr Movers kNarrowMovers{8, 3, 7168};  // and are narrow
-constexpr Movers kPadMovers{2, 0, 0};        // rows that nothing fills, where none are offered
-constexpr Movers kOfferMovers{6, 0, 0};      // rows that are offered
-constexpr Movers kRelayMovers{2, 8, 3584};   // and those that a relay offers again
-constexpr Movers kPushMovers{2, 4, 14336};   // partial sums that only travel
+constexpr Movers kPlaceMovers{4, 3, 14336};      // rows that arrive
+constexpr Movers kNarrowMovers{8, 3, 7168};      // and are narrow
+constexpr Movers kPadMovers{2, 0, 0};            // rows that nothing fills, where none are offered
+constexpr Movers kOfferMovers{6, 0, 0};          // rows that are offered
+constexpr Movers kRelayMovers{2, 8, 3584};       // and those that a relay offers again
+constexpr Movers kPushMovers{2, 3, 14336};       // partial sums that only travel
+constexpr Movers kNarrowPushMovers{4, 4, 7168};  // and are narrow
 /// Sums of wide rows and of narrow ones, whose pieces fewer warps share.
 struct FedSums {
   Movers wide, narrow;
@@ -95,17 +96,19 @@ constexpr Movers teams(int count, int readers, int stages) {
 // Expert rows that are added; partial sums that are added at home beside those, and beside those that only travel.
 constexpr FedSums kPushSums{teams(2, kWideReaders, 6), teams(3, kNarrowReaders, 6)};
 constexpr FedSums kHomeSums{teams(1, kWideReaders, 3), teams(2, kNarrowReaders, 5)};
-constexpr FedSums kFlatHomeSums{teams(2, kWideReaders, 3), teams(4, kNarrowReaders, 5)};
+constexpr FedSums kFlatHomeSums{teams(2, kWideReaders, 4), teams(4, kNarrowReaders, 5)};
+// The same where each partial sum is one expert row.
+constexpr Movers kSinglePush = teams(2, kNarrowReaders, 6), kSingleHome = teams(3, kNarrowReaders, 6);
 constexpr Movers kGroupSums{8, 0, 0};  // the same at home in groups
 constexpr Movers kRelaySums{4, 0, 0};  // partial sums that are added at a relay
 
-static_assert(std::max({kPlaceMovers.stages, kNarrowMovers.stages, kRelayMovers.stages,
-                        kPushMovers.stages}) <= RingWarp<StoreEach>::kMaxStages);
+static_assert(std::max({kPlaceMovers.stages, kNarrowMovers.stages, kRelayMovers.stages, kPushMovers.stages,
+                        kNarrowPushMovers.stages}) <= RingWarp<StoreEach>::kMaxStages);
 static_assert(std::max({kPushSums.wide.stages, kPushSums.narrow.stages, kHomeSums.wide.stages,
                         kHomeSums.narrow.stages, kFlatHomeSums.wide.stages, kFlatHomeSums.narrow.stages}) <=
               FeedMover<TermPiece>::kMaxStages);
 static_assert(std::max({kPlaceMovers.count, kNarrowMovers.count, kOfferMovers.count, kGroupSums.count,
-                        kRelaySums.count}) <= CrewCounts::kMaxMovers);
+                        kRelaySums.count, kNarrowPushMovers.count}) <= CrewCounts::kMaxMovers);
 static_assert(kPushSums.narrow.count + std::max(kHomeSums.narrow.count, kFlatHomeSums.narrow.count) <=
               FedTeam::kMostTeams);
 
@@ -195,10 +198,12 @@ void launch_collect(const DeviceWorld& world, const std::vector<CollectArgs>& ar
                     std::uintptr_t stream) {
   const CollectArgs& rows = args.front();
   const std::int64_t bytes = rows.hidden * size_of(rows.dtype), wire = rows.hidden * size_of(rows.wire);
-  const bool only_travels = CollectCrews::only_travels(rows);
-  const Movers push = only_travels ? kPushMovers : kPushSums.of(bytes);
+  const bool only_travels = CollectCrews::only_travels(rows), single = rows.arrivals.top_k == 1;
+  const Movers travel = bytes <= kNarrowPushMovers.stage_bytes ? kNarrowPushMovers : kPushMovers;
+  const Movers push = only_travels ? travel : single ? kSinglePush : kPushSums.of(bytes);
   const Movers home = CollectCrews::adds_groups(rows) ? kGroupSums
                       : only_travels                  ? kFlatHomeSums.of(wire)
+                      : single                        ? kSingleHome
                                                       : kHomeSums.of(wire);
   const CrewPlan plan =
       make_plan(roles(world), CollectCrews::kMaxThreads, {bytes, wire, wire}, {push, home, kRelaySums});

@@ -56,7 +56,8 @@ class FedRows {
 
   /// Partial sums that have come home, by ascending ring; see add_tokens.
   template <class RingOf, class At>
-  __device__ void homes(Range mine, int me, const RingOf& ring_of, const At& at) {
+  __device__ void homes(const MoverWarp& lanes, Range mine, int me, bool stay, const RingOf& ring_of,
+                        const At& at) {
     const int slots = args_.arrivals.top_k;
     const Groups groups(slots);
     const auto fetch = [&](int first) {
@@ -65,14 +66,29 @@ class FedRows {
       return token < mine.end && groups.place() < slots ? args_.home_rank[slot] : -1;
     };
     std::int32_t next = fetch(mine.begin);
+    // The rows of y that stay, of the next 32 tokens of mine that have one.
+    const Range own{stay ? args_.arrivals.base[me] : 0, stay ? args_.arrivals.base[me + 1] : 0};
+    const auto fetch_own = [&](int from) {
+      const int received = from + warp_lane();
+      return args_.flat ? received : received < own.end ? args_.arrivals.rows[received] : -1;
+    };
+    int received = stay && mine.begin < mine.end ? first_own(lanes, args_, me, mine.begin) : 0;
+    std::int32_t next_own = stay ? fetch_own(received) : -1;
     for (int first = mine.begin; first < mine.end; first += groups.count) {
       const int token = first + groups.group(), rank = next;
       next = fetch(first + groups.count);
+      const bool is_own = stay && rank == me;
+      const unsigned owns = __ballot_sync(kAllLanes, is_own);
+      const std::int32_t row = __shfl_sync(kAllLanes, next_own, __popc(owns & groups.below()));
+      if (stay) received += __popc(owns), next_own = fetch_own(received);
       const int ring = rank < 0 ? -1 : ring_of(rank), before = __shfl_up_sync(kAllLanes, ring, 1);
       const bool is_term =
           ring >= 0 && (groups.place() == 0 || ring != before);  // else its domain has added it
       const unsigned terms = __ballot_sync(kAllLanes, is_term);
-      const char* const from = is_term ? mover_.address(me, at(token, ring)) : nullptr;
+      const char* const from =
+          is_own    ? static_cast<const char*>(args_.y) + static_cast<std::int64_t>(row) * row_bytes_
+          : is_term ? mover_.address(me, at(token, ring))
+                    : nullptr;
       char* const to = static_cast<char*>(args_.z) + token * out_bytes_;
       feed(groups, token < mine.end, is_term, __popc(terms & groups.lanes() & groups.below()), from, 1.0f,
            to);
@@ -147,16 +163,16 @@ __device__ __forceinline__ void add_received(const MoverWarp&, FedRows<In>& row,
   row.partials(mine, token, owner, at);
 }
 template <DType In, class Mem, class RingOf, class At>
-__device__ __forceinline__ void add_tokens(const MoverWarp&, FedRows<In>& row, Mem&, int me, Range mine,
-                                           const CollectArgs&, const RingOf& ring_of, const At& at,
+__device__ __forceinline__ void add_tokens(const MoverWarp& lanes, FedRows<In>& row, Mem&, int me, Range mine,
+                                           const CollectArgs&, bool stay, const RingOf& ring_of, const At& at,
                                            std::size_t) {
-  row.homes(mine, me, ring_of, at);
+  row.homes(lanes, mine, me, stay, ring_of, at);
 }
 template <class Mem, class At>
 __device__ __forceinline__ void add_received(const MoverWarp&, NoRows&, Mem&, Range, const std::int32_t*, int,
                                              const At&, std::size_t) {}
 template <class Mem, class RingOf, class At>
 __device__ __forceinline__ void add_tokens(const MoverWarp&, NoRows&, Mem&, int, Range, const CollectArgs&,
-                                           const RingOf&, const At&, std::size_t) {}
+                                           bool, const RingOf&, const At&, std::size_t) {}
 
 }  // namespace flexep

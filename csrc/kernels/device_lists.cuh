@@ -92,32 +92,28 @@ class ChunkRows<MoverWarp> {
   __device__ Range operator()(const MoverWarp&, int chunk, int step) {
     const int turn = chunk * lists_ + step;
     if (turn >= from_ + 32) look(turn);
-    return {__shfl_sync(kAllLanes, begin_.low, turn - from_), __shfl_sync(kAllLanes, end_.low, turn - from_)};
+    return {__shfl_sync(kAllLanes, begin_.at.begin, turn - from_),
+            __shfl_sync(kAllLanes, end_.at.begin, turn - from_)};
   }
 
  private:
-  /// Where the first place is whose token is not below `token`: at `low` in the end.
+  /// The first place whose token is not below one: `at.begin` in the end.
   struct Sought {
-    int low, high, token;
+    Range at;
+    std::int64_t token;
 
-    /// The tokens of a list ascend and differ, so the place is no further in than the token says, nor further out than
-    /// if all that are missing were before it.
-    __device__ Sought(Range list, int tokens, std::int64_t sought)
-        : token(static_cast<int>(min(sought, static_cast<std::int64_t>(tokens)))) {
-      const int rows = list.end - list.begin;
-      low = list.begin + max(0, token - (tokens - rows)), high = list.begin + min(rows, token);
-    }
-    __device__ bool open() const { return low < high; }
-    __device__ int middle() const { return low + (high - low) / 2; }
-    __device__ void narrow(int value) { (value < token ? low : high) = middle() + (value < token); }
+    __device__ bool open() const { return at.begin < at.end; }
+    __device__ int middle() const { return at.begin + (at.end - at.begin) / 2; }
+    __device__ void narrow(int value) { (value < token ? at.begin : at.end) = middle() + (value < token); }
   };
 
   __device__ void look(int from) {
     from_ = from;
     const int turn = from + warp_lane(), list = (first_ + turn % lists_) % lists_;
     const Range rows{arrivals_.base[list], arrivals_.base[list + 1]};
-    const std::int64_t first = cut_.first(turn / lists_);
-    begin_ = {rows, tokens_of_[list], first}, end_ = {rows, tokens_of_[list], first + cut_.size};
+    const std::int64_t first = cut_.first(turn / lists_), end = first + cut_.size;
+    begin_ = {can_begin(rows, tokens_of_[list], first), first};
+    end_ = {can_begin(rows, tokens_of_[list], end), end};
     while (begin_.open() || end_.open()) {  // both with one trip to memory
       const int at_begin = begin_.open() ? arrivals_.token[begin_.middle()] : 0;
       const int at_end = end_.open() ? arrivals_.token[end_.middle()] : 0;
@@ -131,7 +127,7 @@ class ChunkRows<MoverWarp> {
   const Cut cut_;
   const int lists_, first_;
   int from_ = -32;  // begin_ and end_ are those of turn from_ + lane
-  Sought begin_{{0, 0}, 0, 0}, end_{{0, 0}, 0, 0};
+  Sought begin_{}, end_{};
 };
 
 }  // namespace flexep

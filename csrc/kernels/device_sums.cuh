@@ -236,10 +236,10 @@ class SumRows {
   std::int32_t next_rank_ = -1;
 };
 
-/// See collect.h.
+/// See collect.h. No rows stay where sums are rounded in between.
 template <DType In, class Adder, class Mem, class RingOf, class At>
 __device__ __forceinline__ void add_tokens(const MoverWarp&, SumRows<In, Adder>& row, Mem& mem, int me,
-                                           Range mine, const CollectArgs&, const RingOf& ring_of,
+                                           Range mine, const CollectArgs&, bool, const RingOf& ring_of,
                                            const At& at, std::size_t row_bytes) {
   for (int token = mine.begin; token < mine.end; ++token)
     row.home(token, token + 1 < mine.end ? token + 1 : -1, ring_of,

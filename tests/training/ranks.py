@@ -54,6 +54,15 @@ def losses(context: RankContext, config: TrainConfig) -> list[float]:
     return train(config, world()).losses
 
 
+def repeatable_losses(context: RankContext, config: TrainConfig) -> list[float]:
+    """The same, attention's backward adding in a fixed order too."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        return losses(context, config)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def _expert_gradients_times_ranks(copied: list, owned: list, *rest: Any) -> torch.Tensor:
     for parameter in owned:
         parameter.grad.mul_(dist.get_world_size())

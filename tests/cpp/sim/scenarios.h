@@ -280,6 +280,7 @@ class Roles {
     args.tokens_of = plan().tokens_of.data(), args.home_rank = plan().home_rank.data();
     args.arrivals = arrivals(), args.relayed = relayed();
     args.dtype = args.wire = args.out_dtype = DType::u8, args.hidden = kRowBytes;
+    args.flat = world_.own_rows_stay(epoch_), args.y = plan().y.data();
     const AddCheck<Wrong> add{world_, plan(), epoch_, exchange_.rank(), wrong_};
     if (role == 0) return add_home(crew, args, add);
     return role == 1 ? push_partials(crew, args, add) : relay_partials(crew, args, add);

@@ -52,7 +52,7 @@ struct Plan {
   std::vector<std::int32_t> tokens_of, arrival_token, arrival_base, relay_token, relay_base, members,
       home_rank;
   std::vector<std::int32_t> send_splits, recv_splits, ints, registered;
-  std::vector<Row> x;
+  std::vector<Row> x, y;  // y: partial sums of received rows, as a flat combine is given them
   std::vector<std::uint64_t> records;
 };
 
@@ -86,6 +86,8 @@ class World {
   const Topology& topology() const { return layout.shape.topology; }
   /// Of rows that a rank sends ahead: whether that is done before the operation, which then only takes note of it.
   bool sent_before(int epoch, int rank) const { return mix(seed, epoch, rank, 5) % 2 == 0; }
+  /// Whether partial sums of a rank's own tokens lie in its y, and home reads them there.
+  bool own_rows_stay(int epoch) const { return mix(seed, epoch, 8) % 2 == 0; }
   /// Whether sources know which ranks read a row.
   bool knows_readers(int epoch) const { return mix(seed, epoch, 6) % 2 == 0; }
   int roles() const { return topology().domains() > 1 ? 3 : 2; }
@@ -208,7 +210,10 @@ class World {
     for (int source = 0; source < topology().ranks; ++source) {
       plan.arrival_base.push_back(static_cast<int>(plan.arrival_token.size()));
       for (int token = 0; token < plan.tokens_of[source]; ++token)
-        if (goes(epoch, source, token, me)) plan.arrival_token.push_back(token);
+        if (goes(epoch, source, token, me)) {
+          plan.arrival_token.push_back(token);
+          plan.y.push_back(row(epoch, source, token, me));
+        }
     }
     plan.arrival_base.push_back(static_cast<int>(plan.arrival_token.size()));
   }
