@@ -43,12 +43,13 @@ void bind_device(py::module_& m) {
   m.def("device_leave", &launch_leave, unlocked, py::arg("world"), py::arg("stream"));
   m.def(
       "device_fault",
-      [](const DeviceWorld& world, int hosted) -> std::optional<FaultRecord> {
+      [](const DeviceWorld& world) -> std::optional<FaultRecord> {
         FaultRecord fault;
-        if (!read_report(world, hosted, fault)) return std::nullopt;
-        return fault;
+        for (int hosted = 0; hosted < world.hosted; ++hosted)
+          if (read_report(world, hosted, fault)) return fault;
+        return std::nullopt;
       },
-      py::arg("world"), py::arg("hosted"));
+      py::arg("world"), "The first failure that a hosted rank has reported.");
 }
 
 }  // namespace flexep

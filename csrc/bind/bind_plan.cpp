@@ -26,13 +26,29 @@ TableView table(int experts, int ranks, Address place_of_expert, Address rank_of
   return {experts, ranks, at(place_of_expert), at(rank_of_place), at(rank_begin)};
 }
 
-CountSlots count_slots(const TableView& t, const Integers& topk_idx, int tokens, int top_k, int domains,
-                       Address weights, std::tuple<int, int, int, int> stamp, Address said, Address number,
-                       Address masked, Address workspace) {
-  const auto [a, b, c, d] = stamp;
-  return {topk_idx,           tokens,       top_k,    t,          domains,
-          at<float>(weights), {a, b, c, d}, at(said), at(number), at<int64_t>(masked),
-          at(workspace)};
+/// Of slots of one shape, in no memory yet.
+CountSlots count_slots(const TableView& t, bool wide, int tokens, int top_k, int domains) {
+  CountSlots step{};
+  step.topk_idx.wide = wide;
+  step.tokens = tokens, step.top_k = top_k, step.table = t, step.domains = domains;
+  return step;
+}
+
+int said_ints(const CountSlots& step) {
+  return CountSlots::kHeader + step.table.experts + step.table.ranks + step.domains;
+}
+
+/// `memory`: what is said, the numbers and the workspace, one behind the other.
+CountSlots in_memory(CountSlots step, Address topk_idx, Address weights, std::tuple<int, int, int, int> stamp,
+                     Address memory, Address masked) {
+  step.topk_idx.values = at<const void>(topk_idx);
+  step.weights = at<float>(weights);
+  std::tie(step.stamp[0], step.stamp[1], step.stamp[2], step.stamp[3]) = stamp;
+  step.said = at(memory);
+  step.number = step.said + said_ints(step);
+  step.workspace = step.number + step.items();
+  step.masked = at<int64_t>(masked);
+  return step;
 }
 
 void resolve_rows(const TableView& t, Address counts, int64_t stride, int alignment, int64_t capacity,
@@ -194,9 +210,11 @@ void bind_plan(py::module_& m) {
            }),
            py::kw_only(), py::arg("counts"), py::arg("stride"), py::arg("ranks"), py::arg("domains"));
   py::class_<CountSlots>(m, "CountSlots", "One rank's slots, to be counted.")
-      .def(py::init(&count_slots), py::arg("table"), py::arg("topk_idx"), py::kw_only(), py::arg("tokens"),
-           py::arg("top_k"), py::arg("domains"), py::arg("weights"), py::arg("stamp"), py::arg("said"),
-           py::arg("number"), py::arg("masked"), py::arg("workspace"));
+      .def(py::init(&count_slots), py::arg("table"), py::arg("wide"), py::arg("tokens"), py::arg("top_k"),
+           py::arg("domains"))
+      .def("in_memory", &in_memory, py::arg("topk_idx"), py::arg("weights"), py::arg("stamp"),
+           py::arg("memory"), py::arg("masked"))
+      .def_property_readonly("said_ints", &said_ints);
   m.def("count_slots", &run<CountSlots>, py::arg("step"), py::arg("stream"));
   m.def("resolve_rows", &resolve_rows, py::arg("table"), py::kw_only(), py::arg("counts"), py::arg("stride"),
         py::arg("alignment"), py::arg("capacity"), py::arg("base"), py::arg("start"), py::arg("kept"),

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "bind/bind.h"
+#include "bind/route_lists.h"
 #include "kernels/host_exec.h"
 
 namespace flexep {
@@ -17,35 +18,45 @@ WindowShape make_shape(int ranks, int domain_size, int slices, int slots, int pu
           push_row_bytes,       mail_bytes, board_ints, registered_rows, landed_rows};
 }
 
-Arrivals make_arrivals(Address token, Address base, Address rows, int top_k) {
-  return {at<int32_t>(token), at<int32_t>(base), at<int32_t>(rows), top_k};
+RouteLists make_lists(Address tokens_of, Address token, Address base, Address rows, int top_k,
+                      Address row_src, Address home_rank, Address relay_token, Address relay_base,
+                      Address relay_members) {
+  return {at(tokens_of),
+          {at(token), at(base), at(rows), top_k},
+          {at(relay_token), at(relay_base), at(relay_members)},
+          at(row_src),
+          at(home_rank)};
 }
 
-Relayed make_relayed(Address token, Address base, Address members) {
-  return {at<int32_t>(token), at<int32_t>(base), at<int32_t>(members)};
-}
-
-DeliverArgs make_deliver(Address tokens_of, Address x, Address registered, Address read_by,
-                         const Arrivals& arrivals, const Relayed& relayed, Address out, int64_t num_rows,
-                         bool flat, Address row_src, Address weights, Address dot_with, Address dots,
+DeliverArgs make_deliver(const RouteLists& lists, Address x, Address registered, bool offers_all, Address out,
+                         int64_t num_rows, bool flat, Address weights, Address dot_with, Address dots,
                          int dtype, int64_t hidden) {
-  return {at<int32_t>(tokens_of), at<void>(x),        at<int32_t>(registered),
-          at<int32_t>(read_by),   arrivals,           relayed,
-          at<void>(out),          num_rows,           flat,
-          at<int32_t>(row_src),   at<float>(weights), at<void>(dot_with),
-          at<float>(dots),        DType{dtype},       hidden};
+  return {lists.tokens_of,
+          at<void>(x),
+          at(registered),
+          offers_all ? nullptr : lists.home_rank,
+          lists.arrivals,
+          lists.relayed,
+          at<void>(out),
+          num_rows,
+          flat,
+          lists.row_src,
+          at<float>(weights),
+          at<void>(dot_with),
+          at<float>(dots),
+          DType{dtype},
+          hidden};
 }
 
-CollectArgs make_collect(Address tokens_of, Address y, bool flat, Address part_weights,
-                         const Arrivals& arrivals, const Relayed& relayed, Address home_rank, int nest,
+CollectArgs make_collect(const RouteLists& lists, Address y, bool flat, Address part_weights, int nest,
                          Address z, int dtype, int wire, int out_dtype, int64_t hidden) {
-  return {at<int32_t>(tokens_of),
+  return {lists.tokens_of,
           at<void>(y),
           flat,
           at<float>(part_weights),
-          arrivals,
-          relayed,
-          at<int32_t>(home_rank),
+          lists.arrivals,
+          lists.relayed,
+          lists.home_rank,
           nest,
           at<void>(z),
           DType{dtype},
@@ -72,19 +83,16 @@ void bind_args(py::module_& m) {
       .def_property_readonly("bytes", [](const WindowShape& s) { return WindowLayout(s).bytes; })
       .def_property_readonly("registered_at",
                              [](const WindowShape& s) { return WindowLayout(s).registered.at; });
-  py::class_<Arrivals>(m, "Arrivals")
-      .def(py::init(&make_arrivals), py::kw_only(), py::arg("token"), py::arg("base"), py::arg("rows"),
-           py::arg("top_k"));
-  py::class_<Relayed>(m, "Relayed")
-      .def(py::init(&make_relayed), py::kw_only(), py::arg("token"), py::arg("base"), py::arg("members"));
+  py::class_<RouteLists>(m, "RouteLists", "What delivery and collection read of a route.")
+      .def(py::init(&make_lists), py::kw_only(), py::arg("tokens_of"), py::arg("token"), py::arg("base"),
+           py::arg("rows"), py::arg("top_k"), py::arg("row_src"), py::arg("home_rank"),
+           py::arg("relay_token"), py::arg("relay_base"), py::arg("relay_members"));
   py::class_<DeliverArgs>(m, "DeliverArgs")
-      .def(py::init(&make_deliver), py::kw_only(), py::arg("tokens_of"), py::arg("x"), py::arg("registered"),
-           py::arg("read_by"), py::arg("arrivals"), py::arg("relayed"), py::arg("out"), py::arg("num_rows"),
-           py::arg("flat"), py::arg("row_src"), py::arg("weights"), py::arg("dot_with"), py::arg("dots"),
-           py::arg("dtype"), py::arg("hidden"));
+      .def(py::init(&make_deliver), py::arg("lists"), py::arg("x"), py::arg("registered"),
+           py::arg("offers_all"), py::arg("out"), py::arg("num_rows"), py::arg("flat"), py::arg("weights"),
+           py::arg("dot_with"), py::arg("dots"), py::arg("dtype"), py::arg("hidden"));
   py::class_<CollectArgs>(m, "CollectArgs")
-      .def(py::init(&make_collect), py::kw_only(), py::arg("tokens_of"), py::arg("y"), py::arg("flat"),
-           py::arg("part_weights"), py::arg("arrivals"), py::arg("relayed"), py::arg("home_rank"),
+      .def(py::init(&make_collect), py::arg("lists"), py::arg("y"), py::arg("flat"), py::arg("part_weights"),
            py::arg("nest"), py::arg("z"), py::arg("dtype"), py::arg("wire"), py::arg("out_dtype"),
            py::arg("hidden"));
   py::class_<RecordArgs>(m, "RecordArgs")

@@ -16,19 +16,13 @@ route_max_top_k: int
 class AheadArgs:
     def __init__(self, x: int, tokens: int) -> None: ...
 
-class Arrivals:
-    def __init__(self, token: int, base: int, rows: int, top_k: int) -> None: ...
-
 class CollectArgs:
     def __init__(
         self,
-        tokens_of: int,
+        lists: RouteLists,
         y: int,
         flat: bool,
         part_weights: int,
-        arrivals: Arrivals,
-        relayed: Relayed,
-        home_rank: int,
         nest: int,
         z: int,
         dtype: int,
@@ -38,34 +32,23 @@ class CollectArgs:
     ) -> None: ...
 
 class CountSlots:
-    def __init__(
-        self,
-        table: TableView,
-        topk_idx: Integers,
-        tokens: int,
-        top_k: int,
-        domains: int,
-        weights: int,
-        stamp: tuple[int, int, int, int],
-        said: int,
-        number: int,
-        masked: int,
-        workspace: int,
-    ) -> None: ...
+    def __init__(self, table: TableView, wide: bool, tokens: int, top_k: int, domains: int) -> None: ...
+    def in_memory(
+        self, topk_idx: int, weights: int, stamp: tuple[int, int, int, int], memory: int, masked: int
+    ) -> CountSlots: ...
+    @property
+    def said_ints(self) -> int: ...
 
 class DeliverArgs:
     def __init__(
         self,
-        tokens_of: int,
+        lists: RouteLists,
         x: int,
         registered: int,
-        read_by: int,
-        arrivals: Arrivals,
-        relayed: Relayed,
+        offers_all: bool,
         out: int,
         num_rows: int,
         flat: bool,
-        row_src: int,
         weights: int,
         dot_with: int,
         dots: int,
@@ -153,21 +136,16 @@ class OneSidedPlan:
         first_place: int,
         places: int,
         tokens: int,
-        topk_idx: int,
-        wide: bool,
         has_weights: bool,
-        weights: int,
-        number: int,
-        place_counts: int,
-        said: int,
         said_ints: int,
         left: int,
         received: int,
         rows: int,
-        kept: int,
-        scratch: int,
-        arrived_weights: int,
     ) -> None: ...
+    def in_memory(
+        self, counted: CountSlots, weights: int, said: int, kept: int, scratch: int, arrived_weights: int
+    ) -> OneSidedPlan: ...
+    def lists(self) -> RouteLists: ...
 
 class OneSidedSetup:
     def __init__(
@@ -189,9 +167,6 @@ class RecordArgs:
         self, send: int, send_splits: int, recv: int, recv_splits: int, record_bytes: int
     ) -> None: ...
 
-class Relayed:
-    def __init__(self, token: int, base: int, members: int) -> None: ...
-
 class Report:
     def __init__(self) -> None: ...
     @property
@@ -200,6 +175,21 @@ class Report:
     def moved(self) -> Moved: ...
     @property
     def status(self) -> str: ...
+
+class RouteLists:
+    def __init__(
+        self,
+        tokens_of: int,
+        token: int,
+        base: int,
+        rows: int,
+        top_k: int,
+        row_src: int,
+        home_rank: int,
+        relay_token: int,
+        relay_base: int,
+        relay_members: int,
+    ) -> None: ...
 
 class RouteRule:
     def __init__(
@@ -302,7 +292,7 @@ def compact_rows(
 def count_on_device(
     world: DeviceWorld,
     steps: collections.abc.Sequence[CountSlots],
-    said: collections.abc.Sequence[PublishArgs],
+    boards: collections.abc.Sequence[int],
     op: int,
     seconds: float,
     stream: int,
@@ -344,7 +334,7 @@ def device_deliver(
 def device_exchange_records(
     world: DeviceWorld, args: collections.abc.Sequence[RecordArgs], op: int, seconds: float, stream: int
 ) -> None: ...
-def device_fault(world: DeviceWorld, hosted: int) -> FaultRecord | None: ...
+def device_fault(world: DeviceWorld) -> FaultRecord | None: ...
 def device_leave(world: DeviceWorld, stream: int) -> None: ...
 def device_publish(
     world: DeviceWorld, args: collections.abc.Sequence[PublishArgs], op: int, seconds: float, stream: int

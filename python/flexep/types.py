@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from flexep.indexing import take
 
 HANDLE_VERSION = 1
+_Kind = TypeVar("_Kind", bound="Late")
+
+
+class Late:
+    """Base of frozen dataclasses whose fields without a default may be made when they are first read.
+
+    Most views of a plan's memory are read by kernels alone, by address: making all of them takes longer than a launch.
+    """
+
+    @classmethod
+    def late(cls: type[_Kind], make: Callable[[str], Any], **now: Any) -> _Kind:
+        """An instance with the fields `now`; make(field) gives another when it is read, the same one from then on."""
+        made = object.__new__(cls)
+        now["_make"] = make
+        object.__setattr__(made, "__dict__", now)
+        return made
+
+    if not TYPE_CHECKING:  # to a type checker all fields are there
+
+        def __getattr__(self, name: str) -> Any:
+            make = self.__dict__.get("_make")
+            if make is None or name not in self.__dataclass_fields__:
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
+            return self.__dict__.setdefault(name, make(name))  # of two threads the first
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Every field, made: what is copied or pickled is a plain instance."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -32,7 +62,7 @@ class Hops:
 
 
 @dataclass(frozen=True)
-class OneSided:
+class OneSided(Late):
     """What one-sided movement needs beside a Route. int32 tensors.
 
     Attributes:
@@ -58,7 +88,7 @@ class OneSided:
 
 
 @dataclass(frozen=True)
-class Route:
+class Route(Late):
     """One rank's side of a plan: every index that dispatch, combine and both backwards need. int32 tensors.
 
     Three row spaces meet here. *Expert-major* rows: grouped by local expert, padded. *Partial* rows: one for
@@ -80,12 +110,13 @@ class Route:
             relays add: the first rank of each domain), ascending, then -1.
         home_slot [T, K]: row of the home-coming buffer that carries each slot, -1 empty or dropped.
         send_token [S] or None: token at each send position, -1 unused (back ends that send rows).
+        one_sided: what one-sided back ends need, or None.
         send_splits, recv_splits: rows to and from each rank (back ends that exchange rows).
         gather_rows: rows each rank contributes to the gather of tokens and of partial rows (gathering back
             ends).
         flat_expert [N, K], row_map [rows]: local expert of each slot of a flat row, -1 empty, and flat row of each
             expert-major row, -1 padding (flat layout of back ends that learn them from the records).
-        one_sided: what one-sided back ends need.
+        lists: the compiled module's own of the above, once a one-sided back end has needed it; not copied.
     """
 
     num_tokens: int
@@ -96,21 +127,22 @@ class Route:
     home_row: torch.Tensor
     home_rank: torch.Tensor
     home_slot: torch.Tensor
+    send_token: torch.Tensor | None
+    one_sided: OneSided | None
     row_buffer: torch.Tensor | None = None
     flat_buffer: torch.Tensor | None = None
     flat_part: torch.Tensor | None = None
     part_flat: torch.Tensor | None = None
-    send_token: torch.Tensor | None = None
     send_splits: tuple[int, ...] = ()
     recv_splits: tuple[int, ...] = ()
     gather_rows: tuple[int, int] = (0, 0)
     flat_expert: torch.Tensor | None = None
     row_map: torch.Tensor | None = None
-    one_sided: OneSided | None = None
+    lists: Any = field(default=None, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
-class Handle:
+class Handle(Late):
     """What dispatch returns and combine needs. Immutable; valid for the dispatcher that made it until it is
     destroyed.
 
@@ -156,7 +188,7 @@ class Handle:
 
 
 @dataclass(frozen=True)
-class DispatchResult:
+class DispatchResult(Late):
     """What one rank received.
 
     Attributes:

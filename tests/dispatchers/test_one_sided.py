@@ -368,7 +368,7 @@ def test_every_operation_has_a_number_of_its_own() -> None:
 def window_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What dispatchers ask of their windows from here on, in order."""
     made: list[str] = []
-    for name in ("send_ahead", "call_off", "publish", "deliver", "collect"):
+    for name in ("send_ahead", "call_off", "count_and_publish", "deliver", "collect"):
         was = getattr(HostWindow, name)
 
         def noted(window: HostWindow, *args: object, name: str = name, was: Callable = was) -> object:
@@ -390,7 +390,7 @@ def test_rows_go_before_the_header_and_once(window_calls: list[str]) -> None:
     x = [one.requires_grad_() for one in x]
     received = ep.dispatch(x, topk_idx, weights)
     rows = "dispatch.rows"
-    assert window_calls == [f"send_ahead {rows}", "publish", f"deliver {rows}"]
+    assert window_calls == [f"send_ahead {rows}", "count_and_publish", f"deliver {rows}"]
     window_calls.clear()
     ep.dispatch([one.detach() for one in x], handle=[r.handle for r in received])
     assert window_calls == [f"send_ahead {rows}", f"deliver {rows}"]
@@ -418,7 +418,7 @@ def test_rows_of_a_dispatch_that_fails_are_called_off(
     monkeypatch.setattr(one_sided, "_planned", fails)
     with pytest.raises(MemoryError):
         ep.dispatch(x, topk_idx, weights)
-    assert window_calls == ["send_ahead dispatch.rows", "publish", "call_off"]
+    assert window_calls == ["send_ahead dispatch.rows", "count_and_publish", "call_off"]
 
 
 def test_room_is_left_for_those_who_post(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,6 +71,6 @@ def routes_changed(owner: type, change: Callable[[Any], Any]) -> Undo:
     """Changes every route that a back end plans."""
 
     def changed(planned: list[Any]) -> list[Any]:
-        return [replace(p, route=change(p.route)) for p in planned]
+        return [p._replace(route=change(p.route)) for p in planned]
 
     return replace_method(owner, "plan", changed)

@@ -121,7 +121,7 @@ def rows_no_weight_gradient(dot: Callable) -> Undo:
 
 
 def back_end_wrong_row(owner: type) -> Undo:
-    return replace_method(owner, "deliver", lambda out: replace(out, rows=[swapped(t) for t in out.rows]))
+    return replace_method(owner, "deliver", lambda out: out._replace(rows=[swapped(t) for t in out.rows]))
 
 
 def back_end_dropped_row(owner: type) -> Undo:

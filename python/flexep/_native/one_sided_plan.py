@@ -1,10 +1,11 @@
 """The whole plan of a dispatch over windows without relays: csrc/kernels/one_sided_plan.h.
 
-Shape letters: T tokens, K top-k, R ranks, N received rows, M expert-major rows.
+Shape letters: T tokens, K top-k, E experts, R ranks, N received rows, M expert-major rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,31 +15,42 @@ from flexep._native._load import _C
 from flexep._native._step import ints
 from flexep._native.arrivals import Sizes
 from flexep._native.operands import INT32_MAX, address
-from flexep._native.plan import Counted, PlanTable
+from flexep._native.plan import HEADER_INTS, Counted, Counting, PlanTable, aligned
 from flexep.errors import ArgumentError
 
-MOST_SIZES = 64  # whose lengths are remembered
+MOST_SIZES = 256  # that are remembered: some for each rank that this process plays
+
+# What a plan leaves, in the order of the compiled module: fields of Route, OneSided and PlaceRows. The last two are of
+# the flat layout, and empty without it.
+_LISTS = (
+    "home_slot", "home_row", "home_rank", "send_token", "kept_E", "padded_E", "dropped_E", "tokens_of", "send_R",
+    "recv_R", "recv_base", "recv_token", "part_rows", "row_src", "row_map", "flat_expert",
+)  # fmt: skip
+_PER_SLOT = ("home_slot", "home_row", "home_rank", "part_rows", "flat_expert")  # [..., K]
+
+
+class Layout(NamedTuple):
+    """One rank's plan in no memory yet. at: begin, end and shape of each list. ints: of all lists. scratch: ints that
+    it works in. record_bytes: of a record that travels."""
+
+    native: _C.OneSidedPlan
+    sizes: Sizes
+    at: dict[str, tuple[int, int, tuple[int, ...]]]
+    ints: int
+    scratch: int
+    record_bytes: int
 
 
 class Lists(NamedTuple):
-    """What a plan leaves, int32: fields as in Route, OneSided and PlaceRows, of one dimension and in one memory."""
+    """The lists of a plan, in one memory."""
 
-    slot_send: torch.Tensor
-    send_row: torch.Tensor
-    send_rank: torch.Tensor
-    send_token: torch.Tensor
-    kept: torch.Tensor
-    padded: torch.Tensor
-    dropped: torch.Tensor
-    tokens_of: torch.Tensor
-    send: torch.Tensor
-    recv: torch.Tensor
-    recv_base: torch.Tensor
-    token: torch.Tensor
-    part_rows: torch.Tensor
-    row_src: torch.Tensor
-    row_map: torch.Tensor
-    expert: torch.Tensor
+    memory: torch.Tensor
+    layout: Layout
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One of them, int32."""
+        begin, end, shape = self.layout.at[name]
+        return self.memory[begin:end].view(shape)
 
 
 class RankPlan(NamedTuple):
@@ -51,14 +63,14 @@ class RankPlan(NamedTuple):
     lists: Lists
     weights: torch.Tensor | None
     scratch: torch.Tensor
-    record_bytes: int
 
 
 class OneSidedPlanner:
     """Prepares the plans of one dispatcher.
 
-    Args: `capacity_rows`: expert-major rows of a rank, None: exact. `flat`: the layout. `tokens_at`: where T is in what
-    a rank has said.
+    Args: `capacity_rows`: expert-major rows of a rank, None: exact. `most_sizes`: with a capacity, the sizes of a rank
+    with so many tokens. `flat`: the layout. `tokens_at`: where T is in what a rank has said. `domains`: that tokens
+    leave for; 0: none. With them slots are counted here, and the plan is made elsewhere.
     """
 
     def __init__(
@@ -67,56 +79,90 @@ class OneSidedPlanner:
         top_k: int,
         alignment: int,
         capacity_rows: int | None,
+        most_sizes: Callable[[int], Sizes],
         flat: bool,
         tokens_at: int,
+        domains: int,
         device: torch.device,
     ) -> None:
         self._table, self._top_k, self._flat, self._device = table, top_k, flat, device
+        self._static = capacity_rows is not None
         self._setup = _C.OneSidedSetup(
             table=table.view(device), top_k=top_k, alignment=alignment,
             capacity=-1 if capacity_rows is None else capacity_rows, flat=flat,
             on_device=device.type == "cuda", tokens_at=tokens_at,
         )  # fmt: skip
-        self._record_bytes = (4 * (1 + top_k), 4 * (1 + 2 * top_k))  # without weights and with them
-        self._ints = lru_cache(MOST_SIZES)(self._count_ints)  # with a capacity always the same few
+
+        said = HEADER_INTS + table.num_experts + table.num_ranks + domains
+        in_room = self._static and not domains  # what a plan works in
+        self._said, self._board = said, aligned(table.num_ranks * said)
+
+        def counting(tokens: int, wide: bool, has_weights: bool) -> Counting:
+            room = self._board + (self.static_layout(0, tokens, has_weights).scratch if in_room else 0)
+            return Counting(table, device, (tokens, top_k), wide, domains, room)
+
+        def static_layout(rank: int, tokens: int, has_weights: bool) -> Layout:
+            return self.layout(rank, tokens, has_weights, most_sizes(tokens))
+
+        self._counting = lru_cache(MOST_SIZES)(counting)
+        self.static_layout = lru_cache(MOST_SIZES)(static_layout)
+
+    def count(
+        self,
+        topk_idx: torch.Tensor,
+        weights: torch.Tensor | None,
+        stamp: tuple[int, int, int, int],
+        masked: torch.Tensor | None,
+        has_weights: bool,
+    ) -> Counted:
+        """Slots to be counted, with room for what everybody says, [R, said], and behind it, with a capacity, for what
+        the plan works in. has_weights: whether some will travel."""
+        counting = self._counting(topk_idx.shape[0], topk_idx.dtype == torch.int64, has_weights)
+        return counting.of(topk_idx, weights, stamp, masked)
+
+    def board(self, counted: Counted) -> torch.Tensor:
+        """int32 [R, said]: what everybody has said, in the room of `count`."""
+        begin, R = aligned(counted.ends[2]), self._table.num_ranks
+        return counted.memory[begin : begin + R * self._said].view(R, self._said)
 
     def prepare(
         self,
         counted: Counted,
-        rank: int,
-        sizes: Sizes,
-        said_Rn: torch.Tensor,
+        layout: Layout,
         weights_TK: torch.Tensor | None,
     ) -> RankPlan:
-        """The plan of `rank`, from its own slots and what everybody has said, int32 [R, n]."""
-        T, K, device = counted.topk_idx.shape[0], self._top_k, self._device
-        lengths, in_all, scratch_ints = self._ints(T, sizes, weights_TK is not None)
-        memory, scratch = ints(in_all, device=device), ints(scratch_ints, device=device)
+        """A rank's plan, from its own slots and what everybody has said."""
+        memory = ints(layout.ints, device=self._device)
+        if self._static:
+            scratch, scratch_at = counted.memory, counted.room + 4 * self._board
+        else:
+            scratch = ints(layout.scratch, device=self._device)
+            scratch_at = scratch.data_ptr()
         weights = None  # the caller's in the end, so not of one memory with the plan
         if weights_TK is not None:
-            shape = (sizes.flat, K) if self._flat else (sizes.rows,)
-            weights = torch.empty(shape, dtype=torch.float32, device=device)
-        places = self._table.places(rank)
-        native = _C.OneSidedPlan(
-            self._setup, rank, places.start, places.stop - places.start, T, counted.topk_idx.data_ptr(),
-            counted.topk_idx.dtype == torch.int64, weights is not None, address(weights_TK),
-            counted.number.data_ptr(), counted.place_counts.data_ptr(), said_Rn.data_ptr(), said_Rn.shape[1],
-            sizes.left, sizes.flat, sizes.rows, memory.data_ptr(), scratch.data_ptr(), address(weights),
-        )  # fmt: skip
-        return RankPlan(
-            native,
-            Lists(*memory.split_with_sizes(lengths)),
-            weights,
-            scratch,
-            self._record_bytes[weights is not None],
+            shape = (layout.sizes.flat, self._top_k) if self._flat else (layout.sizes.rows,)
+            weights = torch.empty(shape, dtype=torch.float32, device=self._device)
+        native = layout.native.in_memory(
+            counted.step, address(weights_TK), counted.room, memory.data_ptr(), scratch_at, address(weights)
         )
+        return RankPlan(native, Lists(memory, layout), weights, scratch)
 
-    def _count_ints(self, tokens: int, sizes: Sizes, has_weights: bool) -> tuple[list[int], int, int]:
-        """Lengths of the lists, their sum, and ints of scratch memory."""
-        if sizes.flat * self._top_k > INT32_MAX:
+    def layout(self, rank: int, tokens: int, has_weights: bool, sizes: Sizes) -> Layout:
+        """Of a rank with so many tokens and `sizes`."""
+        K, places = self._top_k, self._table.places(rank)
+        if sizes.flat * K > INT32_MAX:
             raise ArgumentError("received", sizes.flat, f"at most {INT32_MAX} slots")
         if sizes.left > INT32_MAX:
             raise ArgumentError("num_send", sizes.left, f"at most {INT32_MAX} send positions")
         lengths = _C.kept_ints(self._setup, tokens, sizes.left, sizes.flat, sizes.rows)
+        at: dict[str, tuple[int, int, tuple[int, ...]]] = {}
+        end = 0
+        for name, length in zip(_LISTS, lengths, strict=True):
+            at[name] = end, end + length, (length // K, K) if name in _PER_SLOT else (length,)
+            end += length
         scratch = _C.scratch_ints(self._setup, tokens, sizes.left, sizes.flat, has_weights)
-        return lengths, sum(lengths), scratch
+        native = _C.OneSidedPlan(
+            self._setup, rank, places.start, places.stop - places.start, tokens, has_weights, self._said,
+            sizes.left, sizes.flat, sizes.rows,
+        )  # fmt: skip
+        return Layout(native, sizes, at, end, scratch, 4 * (1 + K * (1 + has_weights)))

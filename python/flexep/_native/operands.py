@@ -86,12 +86,15 @@ def check_operand(name: str, rows: torch.Tensor, *, floats: bool) -> bool:
 
 def enqueue(call: Callable[..., None], device: torch.device, *shared: object, **fields: object) -> None:
     """Calls a function of the compiled module with the current stream of a CUDA device as `stream`, on that device; one
-    without an index is the current one."""
-    here = torch.cuda.current_device()
+    without an index is the current one. Without `fields` the stream is the last argument, which is faster to pass."""
+    here = torch._C._cuda_getDevice()  # CUDA runs: there are tensors on it
     there = here if device.index is None else device.index
     stream = torch._C._cuda_getCurrentRawStream(there)  # a Stream would take longer to make than a launch
     if there == here:
-        call(*shared, **fields, stream=stream)
+        if fields:
+            call(*shared, **fields, stream=stream)
+        else:
+            call(*shared, stream)
     else:
         with torch.cuda.device(there):
             call(*shared, **fields, stream=stream)

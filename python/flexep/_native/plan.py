@@ -7,7 +7,9 @@ positions. On a CUDA tensor every step is enqueued on the current stream and not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -17,35 +19,87 @@ from flexep._native.operands import INT32_MAX, address
 from flexep._native.permutation import plan_permutation as plan_permutation
 from flexep._native.table import PlanTable as PlanTable
 from flexep.errors import ArgumentError
+from flexep.types import Late
 
 HEADER_INTS: int = _C.HEADER_INTS  # of what a rank says before its counts: what is wrong, and a stamp
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(NamedTuple):
     """One rank's slots, counted.
 
-    topk_idx [T, K]: as it came. said: what the rank publishes: how many ids and weights are wrong, the stamp, then
-    slots per place [E], distinct tokens per rank [R] and per domain [D]. `number` and `place_counts` are for
-    `assign_rows`. These three are undefined until `step` has run, which needs `weights`.
+    topk_idx [T, K]: as it came. memory: `said`, `number`, `place_counts`, which end at `ends`, and `room` behind them,
+    an address; undefined until `step` has run, which needs `weights`.
     """
 
     topk_idx: torch.Tensor
-    said: torch.Tensor
-    number: torch.Tensor
-    place_counts: torch.Tensor
+    memory: torch.Tensor
+    ends: tuple[int, int, int]
+    room: int
     domains: int
     step: _C.CountSlots
     weights: torch.Tensor | None
 
     @property
-    def native_idx(self) -> _C.Integers:
-        """The expert ids for the compiled module."""
-        return _native_idx(self.topk_idx)
+    def said(self) -> torch.Tensor:
+        """What the rank publishes: how many ids and weights are wrong, the stamp, then slots per place [E], distinct
+        tokens per rank [R] and per domain [D]."""
+        return self.memory[: self.ends[0]]
+
+    @property
+    def number(self) -> torch.Tensor:
+        """[T * K], for `assign_rows`."""
+        return self.memory[self.ends[0] : self.ends[1]]
+
+    @property
+    def place_counts(self) -> torch.Tensor:
+        """For `assign_rows`."""
+        return self.memory[self.ends[1] : self.ends[2]]
+
+
+class Counting:
+    """How one rank's slots of one shape are counted: `count_slots` without what is different in every call.
+
+    Args: `wide`: whether ids are int64. `room`: ints behind what is counted, from a multiple of 16 bytes on.
+    """
+
+    def __init__(
+        self,
+        table: PlanTable,
+        device: torch.device,
+        shape: Sequence[int],
+        wide: bool,
+        domains: int,
+        room: int,
+    ) -> None:
+        T, K = shape
+        self._device, self._domains = device, domains
+        self._native = _C.CountSlots(table.view(device), wide, T, K, domains)
+        number = self._native.said_ints + T * K
+        end = number + workspace_ints(table.num_experts, table.num_ranks, device)
+        self._ends = (self._native.said_ints, number, end)
+        self._room_at = 4 * aligned(end)
+        self._ints = aligned(end) + room
+
+    def of(
+        self,
+        topk_idx_TK: torch.Tensor,
+        weights_TK: torch.Tensor | None,
+        stamp: tuple[int, int, int, int],
+        masked: torch.Tensor | None,
+    ) -> Counted:
+        """The step, which nobody has run yet. Tensors are contiguous."""
+        memory = torch.empty(self._ints, dtype=torch.int32, device=self._device)
+        begin = memory.data_ptr()
+        step = self._native.in_memory(
+            topk_idx_TK.data_ptr(), address(weights_TK), stamp, begin, address(masked)
+        )
+        return Counted(
+            topk_idx_TK, memory, self._ends, begin + self._room_at, self._domains, step, weights_TK
+        )
 
 
 @dataclass(frozen=True)
-class PlaceRows:
+class PlaceRows(Late):
     """Expert-major rows of every place, the same on all ranks, int32 [E]: rows after the kept-set rule, the same
     padded, and the rest."""
 
@@ -66,6 +120,11 @@ class Resolved(PlaceRows):
     base_RE: torch.Tensor
     start_E: torch.Tensor
     cut_R: torch.Tensor
+
+    @property
+    def kept_rows(self) -> PlaceRows:
+        """Without where they lie, which nobody needs once slots have their rows."""
+        return PlaceRows(self.kept_E, self.padded_E, self.dropped_E)
 
 
 @dataclass(frozen=True)
@@ -89,8 +148,9 @@ class Assigned:
     meta: torch.Tensor | None
 
 
-def _native_idx(topk_idx: torch.Tensor) -> _C.Integers:
-    return _C.Integers(topk_idx.data_ptr(), topk_idx.dtype == torch.int64)
+def aligned(ints: int) -> int:
+    """Up to a multiple of 16 bytes."""
+    return -(-ints // 4) * 4
 
 
 def count_slots(
@@ -101,7 +161,6 @@ def count_slots(
     weights_TK: torch.Tensor | None = None,
     stamp: tuple[int, int, int, int] = (0, 0, 0, 0),
     masked: torch.Tensor | None = None,
-    later: bool = False,
 ) -> Counted:
     """Counts one rank's slots, and says so.
 
@@ -110,25 +169,17 @@ def count_slots(
         domains: D, whose distinct tokens are counted too; 0: none.
         weights_TK: fp32 [T, K], of which each NaN counts as wrong. stamp: what else to say.
         masked: int64 scalar to which the number of wrong ones is added.
-        later: leaves the step to who runs it with others.
     """
     if topk_idx_TK.dim() != 2:
         raise ArgumentError("topk_idx", tuple(topk_idx_TK.shape), "2 dimensions")
     if topk_idx_TK.dtype not in (torch.int32, torch.int64):
         raise ArgumentError("topk_idx", topk_idx_TK.dtype, "torch.int32 or torch.int64")
-    topk_idx_TK, device, (T, K) = topk_idx_TK.contiguous(), topk_idx_TK.device, topk_idx_TK.shape
-    E, R = table.num_experts, table.num_ranks
-    lengths = (HEADER_INTS + E + R + domains, T * K, workspace_ints(E, R, device))
-    said, number, place_counts = carve(device, *lengths)
+    device, wide = topk_idx_TK.device, topk_idx_TK.dtype == torch.int64
+    counting = Counting(table, device, topk_idx_TK.shape, wide, domains, room=0)
     weights_TK = None if weights_TK is None else weights_TK.contiguous()
-    step = _C.CountSlots(
-        table.view(device), _native_idx(topk_idx_TK), tokens=T, top_k=K, domains=domains, weights=address(weights_TK),
-        stamp=stamp, said=said.data_ptr(), number=number.data_ptr(), masked=address(masked),
-        workspace=place_counts.data_ptr(),
-    )  # fmt: skip
-    if not later:
-        run_native(_C.count_slots, device, step)
-    return Counted(topk_idx_TK, said, number, place_counts, domains, step, weights_TK)
+    counted = counting.of(topk_idx_TK.contiguous(), weights_TK, stamp, masked)
+    run_native(_C.count_slots, device, counted.step)
+    return counted
 
 
 def resolve(counts_RE: torch.Tensor, table: PlanTable, alignment: int, capacity_rows: int | None) -> Resolved:
@@ -182,7 +233,7 @@ def assign_rows(
     """
     if num_send > INT32_MAX:
         raise ArgumentError("num_send", num_send, f"at most {INT32_MAX} send positions")
-    device, (T, K), D = counted.number.device, counted.topk_idx.shape, counted.domains
+    device, (T, K), D = counted.memory.device, counted.topk_idx.shape, counted.domains
     E, R = table.num_experts, table.num_ranks
     slot_row, slot_rank, scratch, counting = carve(device, T * K, T * K, T * K, workspace_ints(E, R, device))
     slot_send, send_row, send_rank, send_token, send_counts = carve(
@@ -199,7 +250,7 @@ def assign_rows(
         _C.assign_rows,
         device,
         table.view(device),
-        counted.native_idx,
+        _C.Integers(counted.topk_idx.data_ptr(), counted.topk_idx.dtype == torch.int64),
         number=counted.number,
         place_counts=counted.place_counts,
         base=resolved.base_RE.data_ptr() + 4 * E * source_rank,

@@ -18,6 +18,7 @@ from flexep._native.one_sided_plan import RankPlan
 from flexep._native.operands import CODES, address, enqueue
 from flexep._native.plan import Counted
 from flexep.errors import ArgumentError, WindowBroken, WindowBusy
+from flexep.types import Route
 
 Report = _C.Report  # what one operation did on one rank
 Fault = _C.FaultRecord
@@ -72,97 +73,65 @@ class WindowShape:
         return self.native.registered_at
 
 
-class Arrivals(NamedTuple):
-    """Received rows in (source rank, source token) order. int32, contiguous, on the CPU.
-
-    token [received or more], base [R + 1], rows [received or more, K]: see csrc/kernels/args.h.
-    """
-
-    token: torch.Tensor
-    base: torch.Tensor
-    rows: torch.Tensor
-
-    @property
-    def native(self) -> _C.Arrivals:
-        return _C.Arrivals(
-            token=self.token.data_ptr(), base=self.base.data_ptr(), rows=self.rows.data_ptr(),
-            top_k=self.rows.shape[1],
+def route_lists(route: Route) -> _C.RouteLists:
+    """What delivery and collection read of a one-sided route: csrc/kernels/args.h. Made once a route."""
+    if route.lists is None:
+        peers = route.one_sided
+        assert peers is not None
+        lists = _C.RouteLists(
+            tokens_of=peers.tokens_of.data_ptr(), token=peers.recv_token.data_ptr(), base=peers.recv_base.data_ptr(),
+            rows=route.part_rows.data_ptr(), top_k=route.part_rows.shape[1], row_src=route.row_src.data_ptr(),
+            home_rank=route.home_rank.data_ptr(), relay_token=address(peers.relay_token),
+            relay_base=address(peers.relay_base), relay_members=address(peers.relay_members),
         )  # fmt: skip
-
-
-class Relayed(NamedTuple):
-    """What a relay hands on: token [relayed], base [D + 1], members [relayed, K]; int32."""
-
-    token: torch.Tensor
-    base: torch.Tensor
-    members: torch.Tensor
-
-
-_NOTHING_RELAYED = _C.Relayed(token=0, base=0, members=0)
-
-
-def _relayed(relayed: Relayed | None) -> _C.Relayed:
-    if relayed is None:
-        return _NOTHING_RELAYED
-    return _C.Relayed(
-        token=relayed.token.data_ptr(), base=relayed.base.data_ptr(), members=relayed.members.data_ptr()
-    )
+        object.__setattr__(route, "lists", lists)  # of the tensors, which stay
+    return route.lists
 
 
 class Deliver(NamedTuple):
     """One rank's part of a delivery. `out` is written whole: [rows, H], x's dtype. With `dot_with`, `dots` too.
 
-    `registered`: int32 [R], 1 for ranks whose x is the registered rows of their window. `read_by`: int32 [T, K], ranks
-    that read a token's row, ascending, then -1, so that rows that stay need not be offered; None: any rank may, and
-    always over relays.
+    `registered`: int32 [R], 1 for ranks whose x is the registered rows of their window. `offers_all`: any rank may read
+    any row of x, as always over relays; else those of `home_rank` do, and rows that stay need not be offered.
     """
 
-    tokens_of: torch.Tensor
+    route: Route
     x: torch.Tensor
     registered: torch.Tensor
-    read_by: torch.Tensor | None
-    arrivals: Arrivals
-    relayed: Relayed | None
+    offers_all: bool
     out: torch.Tensor
     flat: bool
-    row_src: torch.Tensor
     weights: torch.Tensor | None
     dot_with: torch.Tensor | None
     dots: torch.Tensor | None
 
     @property
     def native(self) -> _C.DeliverArgs:
+        route, x, registered, offers_all, out, flat, weights, dot_with, dots = self
         return _C.DeliverArgs(
-            tokens_of=self.tokens_of.data_ptr(), x=self.x.data_ptr(), registered=self.registered.data_ptr(),
-            read_by=address(self.read_by), arrivals=self.arrivals.native, relayed=_relayed(self.relayed),
-            out=self.out.data_ptr(), num_rows=self.out.shape[0], flat=self.flat, row_src=self.row_src.data_ptr(),
-            weights=address(self.weights), dot_with=address(self.dot_with), dots=address(self.dots),
-            dtype=CODES[self.x.dtype], hidden=self.x.shape[1],
+            route_lists(route), x.data_ptr(), registered.data_ptr(), offers_all, out.data_ptr(),
+            route.num_flat if flat else route.num_rows, flat, address(weights), address(dot_with), address(dots),
+            CODES[x.dtype], x.shape[1],
         )  # fmt: skip
 
 
 class Collect(NamedTuple):
     """One rank's part of a collection: `y` rows home into `z` [T, H], which is written whole."""
 
-    tokens_of: torch.Tensor
+    route: Route
     y: torch.Tensor
     flat: bool
     part_weights: torch.Tensor | None
-    arrivals: Arrivals
-    relayed: Relayed | None
-    home_rank: torch.Tensor
     nest: int
     z: torch.Tensor
     wire: torch.dtype
 
     @property
     def native(self) -> _C.CollectArgs:
+        route, y, flat, part_weights, nest, z, wire = self
         return _C.CollectArgs(
-            tokens_of=self.tokens_of.data_ptr(), y=self.y.data_ptr(), flat=self.flat,
-            part_weights=address(self.part_weights), arrivals=self.arrivals.native,
-            relayed=_relayed(self.relayed), home_rank=self.home_rank.data_ptr(), nest=self.nest,
-            z=self.z.data_ptr(), dtype=CODES[self.y.dtype], wire=CODES[self.wire],
-            out_dtype=CODES[self.z.dtype], hidden=self.z.shape[1],
+            route_lists(route), y.data_ptr(), flat, address(part_weights), nest, z.data_ptr(), CODES[y.dtype],
+            CODES[wire], CODES[z.dtype], z.shape[1],
         )  # fmt: skip
 
 
@@ -182,6 +151,16 @@ class HostWindows:
         """int32 [n] of each rank -> every rank's, into [R, n]."""
         with _named():
             return self._native.publish(_publish_args(ints, all_ints), op, seconds)
+
+    def count_and_publish(self, counted: Sequence[Counted], op: int, seconds: float) -> list[Report]:
+        """Counts slots and publishes what is said of them, every rank's into the room behind."""
+        for one in counted:
+            _C.count_slots(one.step, None)
+        args = [
+            _C.PublishArgs(ints=one.memory.data_ptr(), count=one.ends[0], all=one.room) for one in counted
+        ]
+        with _named():
+            return self._native.publish(args, op, seconds)
 
     def exchange_records(
         self,
@@ -249,7 +228,6 @@ class DeviceWindows:
         table = torch.tensor(list(addresses), dtype=torch.int64, device=device)
         self._kept = (states, reports, table)
         self._device = device
-        self._hosted = ranks
         self._world = _C.DeviceWorld(
             shape=native, first_rank=hosted[0], hosted=ranks, windows=table.data_ptr(),
             states=states.data_ptr(), reports=reports.data_ptr(), moved=self.moved.data_ptr(),
@@ -265,12 +243,10 @@ class DeviceWindows:
         """See HostWindows."""
         self._enqueue(_C.device_publish, _publish_args(ints, all_ints), op, seconds)
 
-    def count_and_publish(
-        self, counted: Sequence[Counted], all_ints: Sequence[torch.Tensor], op: int, seconds: float
-    ) -> None:
-        """Runs the steps, and publishes what they say."""
-        said = _publish_args([one.said for one in counted], all_ints)
-        self._enqueue(_C.count_on_device, [one.step for one in counted], said, op, seconds)
+    def count_and_publish(self, counted: Sequence[Counted], op: int, seconds: float) -> None:
+        """See HostWindows; one launch."""
+        steps, boards = [one.step for one in counted], [one.room for one in counted]
+        self._enqueue(_C.count_on_device, steps, boards, op, seconds)
 
     def exchange_records(
         self,
@@ -315,11 +291,7 @@ class DeviceWindows:
 
     def fault(self) -> Fault | None:
         """A failure that the GPU has reported so far."""
-        for hosted in range(self._hosted):
-            fault = _C.device_fault(self._world, hosted)
-            if fault is not None:
-                return fault
-        return None
+        return _C.device_fault(self._world)
 
     def _enqueue(self, launch: Callable[..., None], *args: object) -> None:
         """On the current stream of the windows' GPU, whichever GPU is current."""

@@ -35,19 +35,26 @@ def stamp(call: str, num_tokens: int, bits: int, registered: bool) -> tuple[int,
     return CALLS.index(call), num_tokens, bits, int(registered)
 
 
+def header_of(call: str) -> str:
+    """The operation in which every rank says, int32 [n] with the same n in every call, so that ranks in different calls
+    meet there too: a header {how much is wrong, stamp}, and counts."""
+    return _HEADERS[call]
+
+
+_HEADERS = {call: f"{call}.header" for call in CALLS}
+
+
 def exchange_headers(
-    collectives: Collectives, call: str, gather: Callable[[str], list[torch.Tensor]], read: bool
+    collectives: Collectives, call: str, gather: Callable[[str], Sequence[torch.Tensor | None]]
 ) -> Published:
-    """What every rank says, int32 [n] with the same n in every call, so that ranks in different calls meet here too:
-    a header {how much is wrong, stamp}, and counts. gather(op) brings it. With `read`, checks the headers on the host
-    (one host wait).
+    """What every rank says in `header_of(call)`, which gather(op) brings. Checks the headers on the host (one host
+    wait).
 
     Raises PeerRefused when another rank refused its arguments, CollectiveMismatch when calls differ. A rank
     that itself refused finds its own rank in PeerRefused.refused and raises its own error instead.
     """
-    gathered = gather(f"{call}.header")[0]
-    if not read:
-        return Published(gathered, None, None, None)
+    gathered = gather(header_of(call))[0]
+    assert gathered is not None
     host = collectives.to_host(gathered)
     wrong, calls, tokens, bits, registered = zip(*host[:, :HEADER_INTS].tolist(), strict=True)
     refused = {rank: "" for rank, count in enumerate(wrong) if count}

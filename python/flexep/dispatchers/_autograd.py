@@ -7,8 +7,7 @@ Numerics are those of docs/numerics.md: forward and backward round in the same p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,8 +21,7 @@ from flexep.types import Route
 Tensors = Sequence[torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     """What a call needs beside tensors; autograd keeps it for the backward."""
 
     backend: Backend

@@ -11,7 +11,7 @@ import torch
 from flexep._native.plan import Counted
 from flexep.config import LAYOUTS, DispatcherConfig
 from flexep.dispatchers import _checks as checks
-from flexep.dispatchers._agree import CALL_BITS, exchange_headers, stamp
+from flexep.dispatchers._agree import CALL_BITS, exchange_headers, header_of, stamp
 from flexep.dispatchers.backend import Backend, Published
 from flexep.errors import ArgumentError, FlexEPError, PeerRefused
 from flexep.types import Handle
@@ -34,8 +34,11 @@ class Calls:
         self.dispatcher_id = dispatcher_id
         # int64, of each hosted rank, to which captured dispatches add as well.
         self._masked: torch.Tensor | None = None
+        self._masked_of: list[torch.Tensor | None] = [None] * len(self.group.hosted)
         if self.group.device.type == "cuda":
             self._masked = torch.zeros(len(self.group.hosted), dtype=torch.int64, device=self.group.device)
+            self._masked_of = list(self._masked.unbind())
+        self._is_static = self.config.capacity_rows is not None
 
     def masked_ids(self) -> int:
         """Expert ids that dispatches have masked. Waits for the device."""
@@ -58,27 +61,23 @@ class Calls:
             got = f"{got} of {len(value)}"
         raise ArgumentError(name, got, f"a list of {self.group.size}, one for each rank of the local group")
 
-    def _each(self, check: Callable[[int], None]) -> Callable[[], None]:
+    def _each(self, check: Callable[[int], None]) -> None:
         """check(i) for every hosted rank; what a local group refuses says whose it was."""
-
-        def check_all() -> None:
-            for i, rank in enumerate(self.group.hosted):
-                try:
-                    check(i)
-                except ArgumentError as error:
-                    if not self.group.is_local:
-                        raise
-                    whose = f"{error.expected}; this is rank {rank}'s"
-                    raise ArgumentError(error.argument, error.value, whose) from None
-
-        return check_all
+        for i, rank in enumerate(self.group.hosted):
+            try:
+                check(i)
+            except ArgumentError as error:
+                if not self.group.is_local:
+                    raise
+                whose = f"{error.expected}; this is rank {rank}'s"
+                raise ArgumentError(error.argument, error.value, whose) from None
 
     def dispatch(
         self, xs: list[Any], idxs: list[Any], weights: list[Any] | None
     ) -> tuple[list[Counted], Published]:
         """Checks a dispatch with fresh routing; returns the counted slots and what everybody said."""
         config, device = self.config, self.group.device
-        read = config.capacity_rows is None or self._may_wait()
+        read = not self._is_static or self._may_wait()
 
         def check(i: int) -> None:
             T = checks.check_x(xs[i], config, device).shape[0]
@@ -89,22 +88,25 @@ class Calls:
         def check_values(i: int) -> None:
             checks.raise_bad_routing(idxs[i], None if weights is None else weights[i], config.num_experts)
 
-        error = _error_of(self._each(check))
+        error = _error_of(self._each, check)
         if error is not None:
             if self.group.is_local or not read:
                 raise error
             self._exchange("dispatch", self._saying("dispatch", error, 0), error)
-        bits, counted = _bits(xs, weights), []
+        backend, bits, counted = self.backend, _bits(xs, weights), []
         for i, idx in enumerate(idxs):
             judged = weights[i] if weights is not None and read else None
-            said = stamp("dispatch", idx.shape[0], bits, self.backend.in_window(i, xs[i]))
+            said = stamp("dispatch", idx.shape[0], bits, backend.in_window(i, xs[i]))
             # Ids are judged where they are, and the answer travels with the counts.
-            masked = None if read or self._masked is None else self._masked[i]
-            counted.append(self.backend.count(idx, judged, said, masked))
-        self.backend.send_ahead(xs)  # once there is memory for the rest: the exchange must follow
-        return counted, self._exchange(
-            "dispatch", partial(self.backend.tell, counted), None, self._each(check_values), read=read
-        )
+            masked = None if read else self._masked_of[i]
+            counted.append(backend.count(idx, judged, said, masked, weights is not None))
+        backend.send_ahead(xs)  # once there is memory for the rest: the exchange must follow
+        if not read:
+            return counted, Published(
+                backend.tell(counted, header_of("dispatch"), read=False)[0], None, None, None
+            )
+        tell = partial(backend.tell, counted, read=True)
+        return counted, self._exchange("dispatch", tell, None, lambda: self._each(check_values))
 
     def cached_dispatch(
         self, xs: list[Any], handles: list[Any], weights: list[Any] | None
@@ -121,7 +123,7 @@ class Calls:
                     checks.raise_nan(given)
 
         bits = _bits(xs, weights) | CALL_BITS["cached handle"]
-        return self._agree("dispatch", self._each(check), bits, xs)
+        return self._agree("dispatch", partial(self._each, check), bits, xs)
 
     def combine(self, ys: list[Any], handles: list[Any], weights: list[Any] | None, layout: str) -> None:
         """Checks a combine of rows in `layout`."""
@@ -141,7 +143,7 @@ class Calls:
                 raise ArgumentError(
                     "weights", "given", "None: flat rows are sums, so weights come before them"
                 )
-            self._each(check_rank)()
+            self._each(check_rank)
 
         self._agree("combine", check, _bits(ys, weights) | (CALL_BITS["flat rows"] if flat else 0))
 
@@ -173,15 +175,13 @@ class Calls:
     def _exchange(
         self,
         call: str,
-        gather: Callable[[str], list[torch.Tensor]],
+        gather: Callable[[str], Sequence[torch.Tensor | None]],
         error: FlexEPError | None,
         find_error: Callable[[], None] | None = None,
-        *,
-        read: bool = True,
     ) -> Published:
         """Exchanges headers. A rank that refused raises its own error: `error`, or what `find_error` finds."""
         try:
-            return exchange_headers(self.backend.collectives, call, gather, read)
+            return exchange_headers(self.backend.collectives, call, gather)
         except PeerRefused as refused:
             if error is not None:
                 raise error from None
@@ -201,19 +201,19 @@ class Calls:
 
 def _bits(rows: Sequence[Any], weights: Sequence[Any] | None) -> int:
     """What every rank must do alike, as CALL_BITS."""
-
-    def any_grad(values: Sequence[Any]) -> bool:
-        return torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in values)
-
-    bits = CALL_BITS["x requires grad"] if any_grad(rows) else 0
+    bits = CALL_BITS["x requires grad"] if _any_grad(rows) else 0
     if weights is not None:
-        bits |= CALL_BITS["weights given"] | (CALL_BITS["weights require grad"] if any_grad(weights) else 0)
+        bits |= CALL_BITS["weights given"] | (CALL_BITS["weights require grad"] if _any_grad(weights) else 0)
     return bits
 
 
-def _error_of(check: Callable[[], None]) -> FlexEPError | None:
+def _any_grad(values: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in values)
+
+
+def _error_of(check: Callable[..., None], *of: object) -> FlexEPError | None:
     try:
-        check()
+        check(*of)
     except FlexEPError as error:
         return error
     return None

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from flexep.dispatchers.backend import Planned
 from flexep.indexing import take_rows
 from flexep.types import HANDLE_VERSION, DispatchResult, Handle
 
+_OF_PLACES = {"counts": "kept_E", "padded_counts": "padded_E", "dropped": "dropped_E"}
+
 
 def make_handle(planned: Planned, places: slice, dispatcher_id: str, rank: int) -> Handle:
     """The handle of one rank, whose experts are at `places`."""
     route, rows = planned.route, planned.rows
-    recv_rows = route.part_rows
+
+    def view(name: str) -> torch.Tensor:
+        if name == "recv_rows":
+            return route.part_rows
+        every: torch.Tensor = getattr(rows, _OF_PLACES[name])
+        return every[places]  # nobody else's: places are of one rank
+
+    now: dict[str, torch.Tensor] = {}
     if route.flat_part is not None:
-        recv_rows = take_rows(recv_rows, route.flat_part, -1)
-    return Handle(
-        version=HANDLE_VERSION,
-        dispatcher_id=dispatcher_id,
-        rank=rank,
-        counts=rows.kept_E[places],  # nobody else's: places are of one rank
-        padded_counts=rows.padded_E[places],
-        dropped=rows.dropped_E[places],
-        recv_rows=recv_rows,
-        route=route,
+        now["recv_rows"] = take_rows(route.part_rows, route.flat_part, -1)
+    return Handle.late(
+        view, version=HANDLE_VERSION, dispatcher_id=dispatcher_id, rank=rank, route=route, **now
     )
 
 
@@ -31,16 +35,8 @@ def make_result(
     handle: Handle, rows: torch.Tensor, weights: torch.Tensor | None, flat: bool
 ) -> DispatchResult:
     """What dispatch returns for one rank."""
-    return DispatchResult(
-        x=rows,
-        weights=weights,
-        counts=handle.counts,
-        padded_counts=handle.padded_counts,
-        dropped=handle.dropped,
-        handle=handle,
-        expert_idx=_local_experts(handle) if flat else None,
-        row_map=handle.row_map if flat else None,
-    )
+    maps = {"expert_idx": _local_experts(handle), "row_map": handle.row_map} if flat else {}
+    return DispatchResult.late(partial(getattr, handle), x=rows, weights=weights, handle=handle, **maps)
 
 
 def _local_experts(handle: Handle) -> torch.Tensor:

@@ -8,7 +8,7 @@ promise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -56,16 +56,11 @@ class AllGather(CollectiveBackend):
     def said_ints(self) -> int:
         return HEADER_INTS
 
-    def count(
-        self,
-        topk_idx: torch.Tensor,
-        weights: torch.Tensor | None,
-        stamp: tuple[int, int, int, int],
-        masked: torch.Tensor | None,
-    ) -> Counted:
-        counted = super().count(topk_idx, weights, stamp, masked)
-        return replace(counted, said=counted.said[:HEADER_INTS])  # everybody counts everybody's ids in `plan`
+    def tell(self, counted: Sequence[Counted], op: str, *, read: bool) -> Sequence[torch.Tensor]:
+        said = [one.said[:HEADER_INTS] for one in counted]  # everybody counts everybody's ids in `plan`
+        return self.collectives.gather_ints(said, op)
 
+    @torch.no_grad()
     def plan(
         self, counted: Sequence[Counted], topk_weights: Tensors | None, published: Published
     ) -> list[Planned]:
@@ -140,14 +135,16 @@ class AllGather(CollectiveBackend):
             home_row=_shifted(mine.send_row[:num_tokens], home_rank, shift_R),
             home_rank=home_rank,
             home_slot=_shifted(mine.slot_send[:num_tokens], mine.slot_rank[:num_tokens], shift_R),
+            send_token=None,
+            one_sided=None,
             gather_rows=(most, block),
         )
         if weights is None:
-            return Planned(route, everyone.resolved, None)
+            return Planned(route, everyone.resolved.kept_rows, None)
         arrived = only_here(take_rows(weights, recv_token, 0.0), part_rows)
         if self.config.layout != "flat":
             arrived = take(arrived.flatten(), row_src, 0.0)
-        return Planned(route, everyone.resolved, arrived)
+        return Planned(route, everyone.resolved.kept_rows, arrived)
 
     def _bring(self, routes: Sequence[Route], rows: Tensors, op: str) -> list[torch.Tensor]:
         return self.collectives.all_gather(

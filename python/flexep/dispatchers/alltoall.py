@@ -53,10 +53,12 @@ class AllToAll(CollectiveBackend):
     def said_ints(self) -> int:
         return HEADER_INTS + self.table.num_experts + self.group.size
 
+    @torch.no_grad()
     def plan(
         self, counted: Sequence[Counted], topk_weights: Tensors | None, published: Published
     ) -> list[Planned]:
         hosted, config = self.group.hosted, self.config
+        assert published.ints is not None
         counts_RE = published.ints[:, HEADER_INTS : HEADER_INTS + self.table.num_experts]
         resolved = resolve(counts_RE, self.table, config.alignment, config.capacity_rows)
         sizes = [self._sizes(rank, published) for rank in hosted]
@@ -98,10 +100,11 @@ class AllToAll(CollectiveBackend):
             home_rank=a.send_rank,
             home_slot=a.slot_send,
             send_token=a.send_token,
+            one_sided=None,
             send_splits=size.send_splits,
             recv_splits=size.recv_splits,
         )
-        return Planned(route, resolved, weights)
+        return Planned(route, resolved.kept_rows, weights)
 
     @property
     def _flat(self) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -22,8 +21,7 @@ from flexep.types import MemoryPlan, Route
 Tensors = Sequence[torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(NamedTuple):
     """One rank's plan: its route, how many rows each place has, and the weights that arrived, if any: fp32 in the
     dispatcher's layout, [rows] or flat [N, K]."""
 
@@ -32,24 +30,38 @@ class Planned:
     weights: torch.Tensor | None
 
 
-@dataclass(frozen=True)
-class Published:
-    """What everybody said, int32 [R, n], and on the host, unless static on CUDA, the same and what of it is in the
-    headers."""
+class Published(NamedTuple):
+    """What everybody said, int32 [R, n], unless `tell` has left it to the back end; and on the host, unless static on
+    CUDA, the same and what of it is in the headers."""
 
-    ints: torch.Tensor
+    ints: torch.Tensor | None
     host_ints: torch.Tensor | None
     num_tokens: list[int] | None
     registered: list[bool] | None  # whose x is in its window
 
 
-@dataclass(frozen=True)
-class Delivered:
+class Delivered(NamedTuple):
     """What `deliver` brought, one item per hosted rank: rows at the experts, and their dot products if asked
     for."""
 
     rows: list[torch.Tensor]
     dots: list[torch.Tensor] | None
+
+
+class _OneCall:
+    """Holds a back end for one call."""
+
+    __slots__ = ("_call", "_lock")
+
+    def __init__(self, lock: threading.Lock, call: str) -> None:
+        self._lock, self._call = lock, call
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise WindowBusy(f"{self._call}: another call of this dispatcher is running in another thread")
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
 
 
 class Backend(ABC):
@@ -90,20 +102,17 @@ class Backend(ABC):
         weights: torch.Tensor | None,
         stamp: tuple[int, int, int, int],
         masked: torch.Tensor | None,
+        has_weights: bool,
     ) -> Counted:
-        """Counts the slots of one rank, or leaves that to `tell`; see `count_slots`."""
+        """Counts the slots of one rank, or leaves that to `tell`; see `count_slots`. `weights` are those to be judged;
+        has_weights: whether some will travel."""
         return count_slots(
-            topk_idx, self.table, domains=self.domains, weights_TK=weights, stamp=stamp, masked=masked,
-            later=self.counts_later,
-        )  # fmt: skip
+            topk_idx, self.table, domains=self.domains, weights_TK=weights, stamp=stamp, masked=masked
+        )
 
-    @property
-    def counts_later(self) -> bool:
-        """Whether `tell` counts."""
-        return False
-
-    def tell(self, counted: Sequence[Counted], op: str) -> list[torch.Tensor]:
-        """What every rank says of its slots, int32 [R, said_ints], on every hosted rank."""
+    def tell(self, counted: Sequence[Counted], op: str, *, read: bool) -> Sequence[torch.Tensor | None]:
+        """What every rank says of its slots, int32 [R, said_ints], on every hosted rank. Unless it will be `read` here,
+        a back end may keep it for its own `plan` and return None."""
         return self.collectives.gather_ints([one.said for one in counted], op)
 
     def send_ahead(self, rows: Tensors) -> None:  # noqa: B027  (most back ends move rows by the plan)
@@ -116,7 +125,7 @@ class Backend(ABC):
     def plan(
         self, counted: Sequence[Counted], topk_weights: Tensors | None, published: Published
     ) -> list[Planned]:
-        """Plans from the counted slots and fp32 [T, K] weights of the hosted ranks."""
+        """Plans from the counted slots and fp32 [T, K] weights of the hosted ranks. Nothing of it is differentiable."""
 
     @abstractmethod
     def deliver(
@@ -177,15 +186,9 @@ class Backend(ABC):
     def memory_plan(self) -> MemoryPlan:
         """Bytes beside the caller's tensors, before anything is allocated."""
 
-    @contextmanager
-    def one_at_a_time(self, call: str) -> Iterator[None]:
+    def one_at_a_time(self, call: str) -> _OneCall:
         """Holds this back end for one call; raises WindowBusy if another thread's call holds it."""
-        if not self._calling.acquire(blocking=False):
-            raise WindowBusy(f"{call}: another call of this dispatcher is running in another thread")
-        try:
-            yield
-        finally:
-            self._calling.release()
+        return _OneCall(self._calling, call)
 
     def in_window(self, hosted: int, x: torch.Tensor) -> bool:
         """Whether x begins where the window's own rows of the `hosted`-th rank of this process do."""

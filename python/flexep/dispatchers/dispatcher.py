@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flexep._native.plan import PlanTable
+from flexep._native.plan import PlaceRows, PlanTable
 from flexep.config import DispatcherConfig, Environment, as_tuple
 from flexep.dispatchers._agree import agree_on_config
 from flexep.dispatchers._autograd import Context, combine_rows, dispatch_rows
@@ -141,8 +141,9 @@ class Dispatcher:
         self.table = table
         self._id = f"Dispatcher {next(_serial)} ({made.name}, rank {group.rank} of {group.size})"
         self._calls: Calls | None = Calls(made, self._id)
-        # Rows of each place that the last dispatch dropped, until somebody has been told.
-        self._dropped: torch.Tensor | None = None
+        # With them the rows of each place that the last dispatch dropped, until somebody has been told.
+        self._untold: PlaceRows | None = None
+        self._raises_overflow = config.capacity_rows is not None and config.overflow == "error"
 
     # -- calls
 
@@ -237,8 +238,8 @@ class Dispatcher:
         operations met on the device (Timeout). Waits for the device."""
         if self._calls is not None:
             self._calls.backend.check()
-        dropped, self._dropped = self._dropped, None
-        rows = 0 if dropped is None else int(dropped.sum())
+        untold, self._untold = self._untold, None
+        rows = 0 if untold is None else int(untold.dropped_E.sum())
         if rows:
             assert self.config.capacity_rows is not None
             raise CapacityExceeded(rows, self.config.capacity_rows)
@@ -261,7 +262,7 @@ class Dispatcher:
         """Lets go of everything. Safe to call twice; later calls raise, and handles become useless. Not
         collective."""
         calls, self._calls = self._calls, None
-        self._dropped = None
+        self._untold = None
         if calls is not None:
             calls.backend.close()
 
@@ -296,10 +297,9 @@ class Dispatcher:
         """Handles of fresh routing, the weights that arrived with it, in this dispatcher's layout, and whose x is in
         its window."""
         counted, published = calls.dispatch(xs, idxs, weights)
-        with torch.no_grad():
-            planned = calls.backend.plan(counted, weights, published)
-        if self.config.capacity_rows is not None and self.config.overflow == "error":
-            self._dropped = planned[0].rows.dropped_E
+        planned = calls.backend.plan(counted, weights, published)
+        if self._raises_overflow:
+            self._untold = planned[0].rows
         handles = [
             make_handle(p, self.table.places(rank), self._id, rank)
             for rank, p in zip(self.group.hosted, planned, strict=True)

@@ -5,16 +5,16 @@ while they move (csrc/kernels/deliver.h, collect.h). What deepep and hybridep di
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
+from typing import Any
 
 import torch
 
 from flexep._native.arrivals import Sizes, count_peers, exact_sizes, receive_rows
-from flexep._native.one_sided_plan import MOST_SIZES, OneSidedPlanner, RankPlan
+from flexep._native.one_sided_plan import OneSidedPlanner, RankPlan
 from flexep._native.operands import output
 from flexep._native.plan import HEADER_INTS, Counted, PlaceRows, PlanTable, assign_rows, resolve
-from flexep._native.window import Arrivals, Collect, Deliver
-from flexep._native.window import Relayed as RelayedRows
+from flexep._native.window import Collect, Deliver
 from flexep.config import DispatcherConfig
 from flexep.dispatchers import _hops as hops
 from flexep.dispatchers._agree import TOKENS
@@ -32,7 +32,6 @@ from flexep.dispatchers.backend import (
 from flexep.errors import ArgumentError
 from flexep.group import Group
 from flexep.indexing import take_rows
-from flexep.transport.device_window import DeviceWindow
 from flexep.transport.window import WindowCollectives, make_window
 from flexep.types import MemoryPlan, OneSided, Route
 
@@ -53,16 +52,19 @@ class OneSidedBackend(Backend):
         self.shape = window_shape(config, self.hop_size, num_slices(config, group, ahead), ahead)
         self.window = make_window(group, self.shape, config.timeout)
         self.collectives = WindowCollectives(self.window)
+        self._most_sizes = partial(most_sizes, config, self.hop_size)
         self.planner = OneSidedPlanner(
             table,
             config.top_k,
             config.alignment,
             config.capacity_rows,
+            self._most_sizes,
             config.layout == "flat",
             TOKENS,
+            self.domains,
             group.device,
         )
-        self._most_sizes = lru_cache(MOST_SIZES)(partial(most_sizes, config, self.hop_size))
+        self._is_static = config.capacity_rows is not None
         # Over relays `home_rank` names those that send sums home, not those that read rows.
         self._offers_all = self._has_relays or config.leaving >= OFFERED_WHOLE
         self._none_registered = torch.zeros(group.size, dtype=torch.int32, device=group.device)
@@ -84,9 +86,15 @@ class OneSidedBackend(Backend):
     def said_ints(self) -> int:
         return HEADER_INTS + self.table.num_experts + self.config.num_ranks + self.domains
 
-    @property
-    def counts_later(self) -> bool:
-        return isinstance(self.window, DeviceWindow)
+    def count(
+        self,
+        topk_idx: torch.Tensor,
+        weights: torch.Tensor | None,
+        stamp: tuple[int, int, int, int],
+        masked: torch.Tensor | None,
+        has_weights: bool,
+    ) -> Counted:
+        return self.planner.count(topk_idx, weights, stamp, masked, has_weights)
 
     def send_ahead(self, rows: Tensors) -> None:
         if self.shape.landed_rows:
@@ -95,35 +103,38 @@ class OneSidedBackend(Backend):
     def call_off(self) -> None:
         self.window.call_off()
 
-    def tell(self, counted: Sequence[Counted], op: str) -> list[torch.Tensor]:
-        if isinstance(self.window, DeviceWindow):  # counts_later
-            return self.window.count_and_publish(counted, op)
-        return super().tell(counted, op)
+    def tell(self, counted: Sequence[Counted], op: str, *, read: bool) -> Sequence[torch.Tensor | None]:
+        self.window.count_and_publish(counted, op)
+        return [self.planner.board(one) if read or self._has_relays else None for one in counted]
 
     def plan(
         self, counted: Sequence[Counted], topk_weights: Tensors | None, published: Published
     ) -> list[Planned]:
-        config, hosted = self.config, self.group.hosted
-        sizes = [self._sizes(rank, published, c) for rank, c in zip(hosted, counted, strict=True)]
-        weights = [None for _ in counted] if topk_weights is None else list(topk_weights)
+        weights = [None] * len(counted) if topk_weights is None else topk_weights
         if self._has_relays:
-            return self._plan_over_hops(counted, weights, published, sizes)
-        plans = [
-            self.planner.prepare(c, rank, size, published.ints, w)
-            for c, rank, size, w in zip(counted, hosted, sizes, weights, strict=True)
-        ]
-        self.window.plan(plans, counts=config.capacity_rows is not None)
-        flat = config.layout == "flat"
-        return [_planned(p, c.topk_idx.shape, flat) for p, c in zip(plans, counted, strict=True)]
+            return self._plan_over_hops(counted, weights, published)
+        plans = []
+        for one, rank, weights_TK in zip(counted, self.group.hosted, weights, strict=True):
+            T, has_weights = one.topk_idx.shape[0], weights_TK is not None
+            if self._is_static:
+                layout = self.planner.static_layout(rank, T, has_weights)
+            else:
+                layout = self.planner.layout(rank, T, has_weights, self._sizes(rank, published, one))
+            plans.append(self.planner.prepare(one, layout, weights_TK))
+        self.window.plan(plans, counts=self._is_static)
+        flat = self.config.layout == "flat"
+        return [_planned(p, c.topk_idx.shape[0], flat) for p, c in zip(plans, counted, strict=True)]
 
+    @torch.no_grad()
     def _plan_over_hops(
         self,
         counted: Sequence[Counted],
         weights: Sequence[torch.Tensor | None],
         published: Published,
-        sizes: Sequence[Sizes],
     ) -> list[Planned]:
         config, hosted, said = self.config, self.group.hosted, published.ints
+        assert said is not None
+        sizes = [self._sizes(rank, published, c) for rank, c in zip(hosted, counted, strict=True)]
         E, flat = self.table.num_experts, config.layout == "flat"
         places, sent_RR = said[:, HEADER_INTS : HEADER_INTS + E], said[:, HEADER_INTS + E :]
         resolved = resolve(places, self.table, config.alignment, config.capacity_rows)
@@ -144,7 +155,7 @@ class OneSidedBackend(Backend):
             for meta, size, p, rank in zip(arrived, sizes, peers, hosted, strict=True)
         ]  # fmt: skip
         return [
-            Planned(hops.make_route(*one), resolved, one[2].weights)
+            Planned(hops.make_route(*one), resolved.kept_rows, one[2].weights)
             for one in zip(assigned, peers, received, relayed, strict=True)
         ]
 
@@ -174,24 +185,12 @@ class OneSidedBackend(Backend):
         parts = []
         for i, (route, x) in enumerate(zip(routes, rows, strict=True)):
             num_rows = route.num_flat if flat else route.num_rows
-            parts.append(
-                Deliver(
-                    tokens_of=_one_sided(route).tokens_of,
-                    x=x,
-                    registered=in_window,
-                    read_by=None if self._offers_all else route.home_rank,
-                    arrivals=_arrivals(route),
-                    relayed=_relayed(route),
-                    out=output(num_rows, x.shape[1], x.dtype, device),
-                    flat=flat,
-                    row_src=route.row_src,
-                    weights=None if row_weights is None else row_weights[i].contiguous(),
-                    dot_with=None if dot_with is None else dot_with[i],
-                    dots=None
-                    if dot_with is None
-                    else torch.empty(num_rows, dtype=torch.float32, device=device),
-                )
-            )
+            out = output(num_rows, x.shape[1], x.dtype, device)
+            weights = None if row_weights is None else row_weights[i].contiguous()
+            dotted = dots = None
+            if dot_with is not None:
+                dotted, dots = dot_with[i], torch.empty(num_rows, dtype=torch.float32, device=device)
+            parts.append(Deliver(route, x, in_window, self._offers_all, out, flat, weights, dotted, dots))
         if self.shape.landed_rows and not sent_ahead:
             self.window.send_ahead(rows, op)
         try:
@@ -215,21 +214,12 @@ class OneSidedBackend(Backend):
         group_dtype: torch.dtype,
         out_dtype: torch.dtype,
     ) -> list[torch.Tensor]:
-        parts = [
-            Collect(
-                tokens_of=_one_sided(route).tokens_of,
-                y=y,
-                flat=flat,
-                part_weights=None if part_weights is None else part_weights[i].contiguous(),
-                arrivals=_arrivals(route),
-                relayed=_relayed(route),
-                home_rank=route.home_rank,
-                nest=0 if self._has_relays else self.config.domain_size or 0,  # relays have added by domain
-                z=output(route.num_tokens, y.shape[1], out_dtype, self.group.device),
-                wire=group_dtype,
-            )
-            for i, (route, y) in enumerate(zip(routes, rows, strict=True))
-        ]
+        nest = 0 if self._has_relays else self.config.domain_size or 0  # relays have added by domain
+        parts = []
+        for i, (route, y) in enumerate(zip(routes, rows, strict=True)):
+            weights = None if part_weights is None else part_weights[i].contiguous()
+            z = output(route.num_tokens, y.shape[1], out_dtype, self.group.device)
+            parts.append(Collect(route, y, flat, weights, nest, z, group_dtype))
         self.window.collect(parts, op)
         return [part.z for part in parts]
 
@@ -280,45 +270,20 @@ class OneSidedBackend(Backend):
         self.window.close()
 
 
-def _planned(plan: RankPlan, slots: Sequence[int], flat: bool) -> Planned:
-    """What a plan has left; `slots`: T and K."""
-    lists, (num_tokens, top_k) = plan.lists, slots
-    num_flat = lists.token.shape[0]
-    route = Route(
-        num_tokens=num_tokens,
-        num_rows=lists.row_src.shape[0],
-        num_flat=num_flat,
-        part_rows=lists.part_rows.view(num_flat, top_k),
-        row_src=lists.row_src,
-        home_row=lists.send_row.view(num_tokens, top_k),
-        home_rank=lists.send_rank.view(num_tokens, top_k),
-        home_slot=lists.slot_send.view(num_tokens, top_k),
-        send_token=lists.send_token,
-        flat_expert=lists.expert.view(num_flat, top_k) if flat else None,
-        row_map=lists.row_map if flat else None,
-        one_sided=OneSided(
-            tokens_of=lists.tokens_of,
-            send_R=lists.send,
-            recv_R=lists.recv,
-            recv_token=lists.token,
-            recv_base=lists.recv_base,
-        ),
-    )
-    return Planned(route, PlaceRows(lists.kept, lists.padded, lists.dropped), plan.weights)
+def _planned(plan: RankPlan, num_tokens: int, flat: bool) -> Planned:
+    """What a plan leaves."""
+    view, sizes = plan.lists.tensor, plan.lists.layout.sizes
+
+    def make(name: str) -> Any:
+        return OneSided.late(view) if name == "one_sided" else view(name)
+
+    maps = {name: view(name) for name in ("flat_expert", "row_map")} if flat else {}
+    route = Route.late(
+        make, num_tokens=num_tokens, num_rows=sizes.rows, num_flat=sizes.flat, lists=plan.native.lists(), **maps,
+    )  # fmt: skip
+    return Planned(route, PlaceRows.late(view), plan.weights)
 
 
 def _one_sided(route: Route) -> OneSided:
     assert route.one_sided is not None
     return route.one_sided
-
-
-def _arrivals(route: Route) -> Arrivals:
-    peers = _one_sided(route)
-    return Arrivals(peers.recv_token, peers.recv_base, route.part_rows)
-
-
-def _relayed(route: Route) -> RelayedRows | None:
-    peers = _one_sided(route)
-    if peers.relay_token is None or peers.relay_base is None or peers.relay_members is None:
-        return None
-    return RelayedRows(peers.relay_token, peers.relay_base, peers.relay_members)

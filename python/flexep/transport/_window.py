@@ -14,6 +14,7 @@ import torch
 
 from flexep._native import window as native
 from flexep._native.one_sided_plan import RankPlan
+from flexep._native.plan import Counted
 from flexep._native.window import Collect, Deliver, WindowShape
 from flexep.errors import (
     ArgumentError,
@@ -66,6 +67,10 @@ class Window(ABC):
     @abstractmethod
     def publish(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
         """Contiguous int32 [n] of every rank, n at most `shape.board_ints` -> [R, n] on every rank."""
+
+    @abstractmethod
+    def count_and_publish(self, counted: Sequence[Counted], op: str) -> None:
+        """Counts the slots of every hosted rank and publishes what is said of them, [R, n] into the room behind."""
 
     @abstractmethod
     def exchange_records(
@@ -132,12 +137,9 @@ class Window(ABC):
             raise WindowBroken("this window was closed")
         return self._memory
 
-    def _check_board(self, ints: Sequence[torch.Tensor]) -> None:
-        for one in ints:
-            if one.numel() > self.shape.board_ints:
-                raise ArgumentError(
-                    "ints", one.numel(), f"at most {self.shape.board_ints} integers to publish"
-                )
+    def _check_board(self, ints: int) -> None:
+        if ints > self.shape.board_ints:
+            raise ArgumentError("ints", ints, f"at most {self.shape.board_ints} integers to publish")
 
     def _registered(self, window: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         begin = self.shape.registered_at

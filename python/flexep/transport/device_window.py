@@ -37,23 +37,20 @@ class DeviceWindow(Window):
         self._leave = weakref.finalize(self, _leave, told, memory, group.device, os.getpid())
 
     def publish(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
-        out = self._board(ints, op)
+        for one in ints:
+            self._check_board(one.numel())
+        self._begin(op, 0)
+        out = [one.new_empty((self.group.size, one.numel())) for one in ints]
         self._windows.publish(ints, out, number_of(op), self.timeout)
         self._is_ahead = False
         return out
 
-    def count_and_publish(self, counted: Sequence[Counted], op: str) -> list[torch.Tensor]:
-        """Counts the slots of every hosted rank, and publishes what is said of them."""
-        out = self._board([one.said for one in counted], op)
-        self._windows.count_and_publish(counted, out, number_of(op), self.timeout)
-        self._is_ahead = False
-        return out
-
-    def _board(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
-        """Begins a publication: where everybody's integers go."""
-        self._check_board(ints)
+    def count_and_publish(self, counted: Sequence[Counted], op: str) -> None:
+        for one in counted:
+            self._check_board(one.ends[0])
         self._begin(op, 0)
-        return [one.new_empty((self.group.size, one.numel())) for one in ints]
+        self._windows.count_and_publish(counted, number_of(op), self.timeout)
+        self._is_ahead = False
 
     def exchange_records(
         self,
@@ -67,7 +64,7 @@ class DeviceWindow(Window):
         self._windows.exchange_records(sends, send_R, recvs, recv_R, number_of(op), self.timeout)
 
     def plan(self, plans: Sequence[RankPlan], counts: bool) -> None:
-        self._begin(RECORDS, plans[0].record_bytes)
+        self._begin(RECORDS, plans[0].lists.layout.record_bytes)
         if counts:
             self._count(COUNTS, 0)
         self._windows.plan(plans, number_of(COUNTS), number_of(RECORDS), self.timeout)

@@ -12,11 +12,13 @@ import torch
 
 from flexep._native import window as native
 from flexep._native.one_sided_plan import RankPlan
+from flexep._native.plan import Counted
 from flexep._native.window import Collect, Deliver, HostWindows, WindowShape
 from flexep.group import Group
 from flexep.transport._window import COUNTS, RECORDS, Window, count, number_of, record_bytes_of
 from flexep.transport.collectives import Traffic
 from flexep.transport.window_memory import WindowMemory
+from flexep.types import Route
 
 
 class HostWindow(Window):
@@ -36,10 +38,16 @@ class HostWindow(Window):
         return self._windows.epoch
 
     def publish(self, ints: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
-        self._check_board(ints)
+        for one in ints:
+            self._check_board(one.numel())
         out = [torch.empty((self.group.size, one.numel()), dtype=torch.int32) for one in ints]
         self._run(op, partial(self._windows.publish, ints, out), [one.numel() * 4 for one in ints])
         return out
+
+    def count_and_publish(self, counted: Sequence[Counted], op: str) -> None:
+        for one in counted:
+            self._check_board(one.ends[0])
+        self._run(op, partial(self._windows.count_and_publish, counted), [one.ends[0] * 4 for one in counted])
 
     def exchange_records(
         self,
@@ -61,21 +69,22 @@ class HostWindow(Window):
         if counts:
             own = [self.group.size * 4 for _ in reports[0]]  # nothing is said where nothing was dropped
             self._note(COUNTS, reports[0], own)
-        record_bytes = plans[0].record_bytes
+        record_bytes = plans[0].lists.layout.record_bytes
         own = [
-            int(p.lists.send[rank]) * record_bytes for rank, p in zip(self.group.hosted, plans, strict=True)
+            int(p.lists.tensor("send_R")[rank]) * record_bytes
+            for rank, p in zip(self.group.hosted, plans, strict=True)
         ]
         self._note(RECORDS, reports[-1], own, record_bytes)
 
     def deliver(self, args: Sequence[Deliver], op: str) -> None:
         row_bytes = [one.x.shape[1] * one.x.element_size() for one in args]
         operation = partial(self._windows.deliver, args, lanes=self._lanes())
-        self._run(op, operation, self._own_rows([one.arrivals for one in args], row_bytes))
+        self._run(op, operation, self._own_rows([one.route for one in args], row_bytes))
 
     def collect(self, args: Sequence[Collect], op: str) -> None:
         row_bytes = [one.z.shape[1] * one.wire.itemsize for one in args]
         operation = partial(self._windows.collect, args, lanes=self._lanes())
-        self._run(op, operation, self._own_rows([one.arrivals for one in args], row_bytes))
+        self._run(op, operation, self._own_rows([one.route for one in args], row_bytes))
 
     def registered(self, rank: int, dtype: torch.dtype) -> torch.Tensor:
         return self._registered(torch.from_numpy(self._alive().view(rank)), dtype)
@@ -89,11 +98,12 @@ class HostWindow(Window):
     def _lanes(self) -> int:
         return max(1, torch.get_num_threads() // len(self.group.hosted))
 
-    def _own_rows(self, arrivals: Sequence[native.Arrivals], row_bytes: Sequence[int]) -> list[int]:
+    def _own_rows(self, routes: Sequence[Route], row_bytes: Sequence[int]) -> list[int]:
         """Bytes of the rows that each hosted rank gets from itself."""
         own = []
-        for one, rank, nbytes in zip(arrivals, self.group.hosted, row_bytes, strict=True):
-            first, end = one.base[rank : rank + 2].tolist()
+        for route, rank, nbytes in zip(routes, self.group.hosted, row_bytes, strict=True):
+            assert route.one_sided is not None
+            first, end = route.one_sided.recv_base[rank : rank + 2].tolist()
             own.append((end - first) * nbytes)
         return own
 
