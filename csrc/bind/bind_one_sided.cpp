@@ -41,16 +41,13 @@ RouteLists lists_of(const OneSidedPlan& plan) {
           list(Kept::send_rank)};
 }
 
-/// `boards`: where what everybody says goes, of each rank.
+/// `boards`: where what everybody says goes, of each rank. What a step says ends where its numbers begin.
 void count_and_publish(const DeviceWorld& world, const std::vector<CountSlots>& steps,
                        const std::vector<Address>& boards, int op, double seconds, Address stream) {
   std::vector<PublishArgs> said;
   said.reserve(steps.size());
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    const CountSlots& step = steps[i];
-    const int ints = CountSlots::kHeader + step.table.experts + step.table.ranks + step.domains;
-    said.push_back({step.said, ints, at(boards.at(i))});
-  }
+  for (std::size_t i = 0; i < steps.size(); ++i)
+    said.push_back({steps[i].said, static_cast<int>(steps[i].number - steps[i].said), at(boards.at(i))});
   count_on_device(world, steps, said, op, seconds, stream);
 }
 

@@ -92,7 +92,6 @@ class OneSidedPlanner:
             capacity=-1 if capacity_rows is None else capacity_rows, flat=flat,
             on_device=device.type == "cuda", tokens_at=tokens_at,
         )  # fmt: skip
-
         said = HEADER_INTS + table.num_experts + table.num_ranks + domains
         in_room = self._static and not domains  # what a plan works in
         self._said, self._board = said, aligned(table.num_ranks * said)
@@ -125,12 +124,7 @@ class OneSidedPlanner:
         begin, R = aligned(counted.ends[2]), self._table.num_ranks
         return counted.memory[begin : begin + R * self._said].view(R, self._said)
 
-    def prepare(
-        self,
-        counted: Counted,
-        layout: Layout,
-        weights_TK: torch.Tensor | None,
-    ) -> RankPlan:
+    def prepare(self, counted: Counted, layout: Layout, weights_TK: torch.Tensor | None) -> RankPlan:
         """A rank's plan, from its own slots and what everybody has said."""
         memory = ints(layout.ints, device=self._device)
         if self._static:

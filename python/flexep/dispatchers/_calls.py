@@ -102,9 +102,8 @@ class Calls:
             counted.append(backend.count(idx, judged, said, masked, weights is not None))
         backend.send_ahead(xs)  # once there is memory for the rest: the exchange must follow
         if not read:
-            return counted, Published(
-                backend.tell(counted, header_of("dispatch"), read=False)[0], None, None, None
-            )
+            (ints, *_) = backend.tell(counted, header_of("dispatch"), read=False)
+            return counted, Published(ints, None, None, None)
         tell = partial(backend.tell, counted, read=True)
         return counted, self._exchange("dispatch", tell, None, lambda: self._each(check_values))
 
