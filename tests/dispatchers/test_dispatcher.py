@@ -123,18 +123,20 @@ def test_memory_plan_bounds_what_the_collectives_hold(backend: str, capacity: fl
 
 
 def watch(ep: flexep.Dispatcher) -> list[int]:
-    """Bytes of every tensor that a collective of `ep` returns to one rank."""
+    """Bytes of every tensor that a collective of `ep`, or what is told, brings to one rank."""
     seen: list[int] = []
-    collectives = ep._alive().backend.collectives
-    for name in ("all_gather", "all_to_all", "gather_ints"):
-        original = getattr(collectives, name)
+    back_end = ep._alive().backend
+    for owner, name in (
+        (back_end, "tell"), (back_end.collectives, "all_gather"), (back_end.collectives, "all_to_all")
+    ):  # fmt: skip
+        original = getattr(owner, name)
 
-        def call(*args, original=original):
-            out = original(*args)
+        def call(*args, original=original, **kwargs):
+            out = original(*args, **kwargs)
             seen.append(out[0].numel() * out[0].element_size())
             return out
 
-        setattr(collectives, name, call)
+        setattr(owner, name, call)
     return seen
 
 

@@ -19,7 +19,10 @@ def check_tensor(
     """A dense tensor of the given shape (None: any), dtype, device and row stride 1, or ArgumentError."""
     if not isinstance(value, torch.Tensor):
         raise ArgumentError(name, type(value).__name__, "a torch.Tensor")
-    if value.dtype in dtypes and value.shape == shape and value.device == device and _is_dense(value):
+    if (
+        value.dtype in dtypes and value.shape == shape and value.device == device
+        and value.layout is torch.strided and not value.is_nested and value.is_contiguous()
+    ):  # fmt: skip
         return value  # what follows would find nothing, and takes longer
     if value.layout != torch.strided or value.is_nested:
         raise ArgumentError(f"{name}.layout", value.layout, "a dense tensor")
@@ -36,10 +39,6 @@ def check_tensor(
     if not value.is_contiguous():
         raise ArgumentError(f"{name}.stride()", value.stride(), "a contiguous tensor; call .contiguous()")
     return value
-
-
-def _is_dense(value: torch.Tensor) -> bool:
-    return value.layout == torch.strided and not value.is_nested and value.is_contiguous()
 
 
 def check_rows(
@@ -75,8 +74,8 @@ def check_x(
     if num_tokens is None and isinstance(x, torch.Tensor) and x.dim() == 2:
         num_tokens = x.shape[0]
     tensor = check_rows("x", x, (num_tokens, config.hidden), config.dtype, device)
-    if tensor.shape[0] > config.max_tokens:
-        raise ArgumentError("x.shape[0]", tensor.shape[0], f"at most max_tokens = {config.max_tokens}")
+    if num_tokens is not None and num_tokens > config.max_tokens:
+        raise ArgumentError("x.shape[0]", num_tokens, f"at most max_tokens = {config.max_tokens}")
     return tensor
 
 
