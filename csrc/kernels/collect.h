@@ -3,10 +3,11 @@
 // With one domain every rank pushes into the home's window, which adds what comes by ascending rank. Over domains the
 // relay on the home's rail adds its own domain's partial sums first, rounds, and pushes one row over the rail.
 // Every chunk is announced by everybody, empty or not: the reader then knows that nothing is missing. A rank's own rows
-// come home without a window where each of them is its partial sum as it would travel (`own_rows_stay`).
+// need not pass its window (`OwnSums`).
 //
 // `Row` says how rows are added: partial(j, next, to), domain_sum(terms, count, to), home(token, terms, rings, count).
-// They write where `Mem::target(rank, at, bytes)` says: memory in which the lane may put those bytes until its drain.
+// They write where `Mem::target(rank, at, bytes)` says: memory in which the lane may put those bytes until its drain. And
+// own_sum(j): a partial sum that no window needs, where it can be read until the next one.
 #pragma once
 #include "kernels/args.h"
 #include "kernels/chunks.h"
@@ -30,12 +31,17 @@ FLEXEP_HD PushTo push_to(const Topology& topology, int me, int home) {
   return {Channel::relay_push, line, line.peer, line.there};
 }
 
-/// Whether home reads its own rank's partial sums out of y.
-FLEXEP_HD bool own_rows_stay(const Topology& topology, const CollectArgs& args) {
-  return topology.domains() == 1 && args.nest == 0 && args.dtype == args.wire &&
-         (args.flat || (args.arrivals.top_k == 1 && args.part_weights == nullptr));
+/// How home gets its own rank's partial sums: out of the window like others', or out of y, where each is a row as it would
+/// travel, or is added there, before what others send. That is its place in the order of ranks if those are two: which of
+/// two summands comes first changes no bit.
+enum class OwnSums { pushed, are_rows, added_at_home };
+
+FLEXEP_HD OwnSums own_sums(const Topology& topology, const CollectArgs& args) {
+  if (topology.domains() > 1 || args.nest > 0 || args.dtype != args.wire) return OwnSums::pushed;
+  if (args.flat || (args.arrivals.top_k == 1 && args.part_weights == nullptr)) return OwnSums::are_rows;
+  return topology.ranks <= 2 ? OwnSums::added_at_home : OwnSums::pushed;
 }
-/// The received row, of those that stay, of the first token from `token` on.
+/// The received row of the first of my own tokens from `token` on.
 template <class Lanes>
 FLEXEP_HD int first_own(const Lanes& lanes, const CollectArgs& args, int me, int token) {
   const Arrivals& list = args.arrivals;
@@ -66,11 +72,11 @@ FLEXEP_HD Status push_partials(Crew& crew, const CollectArgs& args, Row& row) {
   const int R = layout.shape.topology.ranks, me = crew.rank();
   const auto row_bytes = static_cast<std::size_t>(args.hidden * size_of(args.wire));
   const Arrivals& list = args.arrivals;
-  const bool stay = own_rows_stay(layout.shape.topology, args);
+  const OwnSums own = own_sums(layout.shape.topology, args);
   for (int chunk = 0, most = most_chunks(args.tokens_of, R, cut); chunk < most; ++chunk) {
     for (int step = 0; step < R; ++step) {
       const int home = (me + 1 + step) % R;  // my own last: others wait longer for what travels
-      if (chunk >= cut.chunks(args.tokens_of[home]) || (home == me && stay)) continue;
+      if (chunk >= cut.chunks(args.tokens_of[home]) || (home == me && own != OwnSums::pushed)) continue;
       const PushTo to = push_to(layout.shape.topology, me, home);
       const Status status = crew.step(
           [&](auto& exchange) { return exchange.claim(to.channel, to.line, chunk); },
@@ -142,12 +148,13 @@ FLEXEP_HD Status relay_partials(Crew& crew, const CollectArgs& args, Row& row) {
 }
 
 /// Adds the terms of tokens at home, one for each ring that ring_of(rank) of their ranks names: at(token, ring) says
-/// where one lies in my window. With `stay` those of my own rank lie in y.
+/// where one lies in my window. Those of my own rank are had as `own` says.
 template <class Lanes, class Row, class Mem, class RingOf, class At>
 FLEXEP_HD void add_tokens(const Lanes& lanes, Row& row, Mem& mem, int me, Range mine, const CollectArgs& args,
-                          bool stay, const RingOf& ring_of, const At& at, std::size_t row_bytes) {
+                          OwnSums own, const RingOf& ring_of, const At& at, std::size_t row_bytes) {
   const int top_k = args.arrivals.top_k;
-  int own = stay && mine.begin < mine.end ? first_own(lanes, args, me, mine.begin) : 0;
+  const bool stay = own != OwnSums::pushed;
+  int received = stay && mine.begin < mine.end ? first_own(lanes, args, me, mine.begin) : 0;
   for (int token = mine.begin; token < mine.end; ++token) {
     const void* terms[kMaxTopK];
     int rings[kMaxTopK], count = 0;
@@ -157,7 +164,10 @@ FLEXEP_HD void add_tokens(const Lanes& lanes, Row& row, Mem& mem, int me, Range 
       const int ring = ring_of(rank);
       if (count > 0 && rings[count - 1] == ring) continue;  // its domain has added it already
       rings[count] = ring;
-      terms[count++] = stay && rank == me ? own_row(args, own++) : mem.view(me, at(token, ring), row_bytes);
+      if (!stay || rank != me)
+        terms[count++] = mem.view(me, at(token, ring), row_bytes);
+      else
+        terms[count++] = own == OwnSums::are_rows ? own_row(args, received++) : row.own_sum(received++);
     }
     row.home(token, terms, rings, count);
   }
@@ -170,9 +180,10 @@ FLEXEP_HD Status add_home(Crew& crew, const CollectArgs& args, Row& row) {
   const Topology& topology = layout.shape.topology;
   const Cut cut = push_cut(layout);
   const int me = crew.rank(), T = args.tokens_of[me];
-  const bool flat = topology.domains() == 1, stay = own_rows_stay(topology, args);
+  const bool flat = topology.domains() == 1;
+  const OwnSums own = own_sums(topology, args);
   const int writers = flat ? topology.ranks : topology.domains();
-  const auto comes_from = [&](int writer) { return !(stay && writer == me); };
+  const auto comes_from = [&](int writer) { return own == OwnSums::pushed || writer != me; };
   const auto row_bytes = static_cast<std::size_t>(args.hidden * size_of(args.wire));
   const auto line = [&](int writer) {
     return Topology::direct(me, flat ? writer : topology.rank_of(writer, topology.index(me)));
@@ -194,7 +205,7 @@ FLEXEP_HD Status add_home(Crew& crew, const CollectArgs& args, Row& row) {
           const std::size_t ring_bytes = layout.push_row(1, chunk, 0) - first_at;
           const auto ring_of = [&](int rank) { return flat ? rank : topology.domain(rank); };
           add_tokens(
-              lanes, row, mem, me, mine, args, stay, ring_of,
+              lanes, row, mem, me, mine, args, own, ring_of,
               [&](int token, int ring) { return first_at + ring * ring_bytes + (token - first) * stride; },
               row_bytes);
         },

@@ -55,6 +55,7 @@ class CtaCrews {
     counts_ = counts + role_;
   }
 
+  __device__ const Topology& topology() const { return layout_.shape.topology; }
   __device__ int role() const { return role_; }
   __device__ bool moves() const { return warp_ >= CrewPlan::kSpeakers; }
   __device__ MoverWarp movers() const {
@@ -232,7 +233,8 @@ struct CollectCrews {
   }
   template <DType In>
   __device__ __noinline__ static Moved home(CtaCrews& crews, const Args& args) {
-    return fed<In>(crews, args, false, args.out_dtype,
+    const bool adds_own = own_sums(crews.topology(), args) == OwnSums::added_at_home;
+    return fed<In>(crews, args, adds_own && args.part_weights != nullptr, args.out_dtype,
                    [&](auto& crew, auto& rows) { add_home(crew, args, rows); });
   }
   template <DType In>

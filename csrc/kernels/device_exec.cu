@@ -97,15 +97,20 @@ constexpr Movers teams(int count, int readers, int stages) {
 constexpr FedSums kPushSums{teams(2, kWideReaders, 6), teams(3, kNarrowReaders, 6)};
 constexpr FedSums kHomeSums{teams(1, kWideReaders, 3), teams(2, kNarrowReaders, 5)};
 constexpr FedSums kFlatHomeSums{teams(2, kWideReaders, 4), teams(4, kNarrowReaders, 5)};
-// The same where each partial sum is one expert row.
-constexpr Movers kSinglePush = teams(2, kNarrowReaders, 6), kSingleHome = teams(3, kNarrowReaders, 6);
+// The same where home adds its own rank's expert rows too, and where each partial sum is one row, of any width.
+constexpr FedSums kLessPushSums{teams(1, kWideReaders, 6), teams(2, kNarrowReaders, 6)};
+constexpr FedSums kMoreHomeSums{teams(2, kWideReaders, 4), teams(3, kNarrowReaders, 6)};
 constexpr Movers kGroupSums{8, 0, 0};  // the same at home in groups
 constexpr Movers kRelaySums{4, 0, 0};  // partial sums that are added at a relay
 
 static_assert(std::max({kPlaceMovers.stages, kNarrowMovers.stages, kRelayMovers.stages, kPushMovers.stages,
                         kNarrowPushMovers.stages}) <= RingWarp<StoreEach>::kMaxStages);
-static_assert(std::max({kPushSums.wide.stages, kPushSums.narrow.stages, kHomeSums.wide.stages,
-                        kHomeSums.narrow.stages, kFlatHomeSums.wide.stages, kFlatHomeSums.narrow.stages}) <=
+constexpr int most_stages(std::initializer_list<FedSums> sums) {
+  int most = 0;
+  for (const FedSums& one : sums) most = std::max({most, one.wide.stages, one.narrow.stages});
+  return most;
+}
+static_assert(most_stages({kPushSums, kHomeSums, kFlatHomeSums, kLessPushSums, kMoreHomeSums}) <=
               FeedMover<TermPiece>::kMaxStages);
 static_assert(std::max({kPlaceMovers.count, kNarrowMovers.count, kOfferMovers.count, kGroupSums.count,
                         kRelaySums.count, kNarrowPushMovers.count}) <= CrewCounts::kMaxMovers);
@@ -199,11 +204,16 @@ void launch_collect(const DeviceWorld& world, const std::vector<CollectArgs>& ar
   const CollectArgs& rows = args.front();
   const std::int64_t bytes = rows.hidden * size_of(rows.dtype), wire = rows.hidden * size_of(rows.wire);
   const bool only_travels = CollectCrews::only_travels(rows), single = rows.arrivals.top_k == 1;
+  const bool adds_own = own_sums(world.shape.topology, rows) == OwnSums::added_at_home;
   const Movers travel = bytes <= kNarrowPushMovers.stage_bytes ? kNarrowPushMovers : kPushMovers;
-  const Movers push = only_travels ? travel : single ? kSinglePush : kPushSums.of(bytes);
+  const Movers push = only_travels ? travel
+                      : single     ? kLessPushSums.narrow
+                      : adds_own   ? kLessPushSums.of(bytes)
+                                   : kPushSums.of(bytes);
   const Movers home = CollectCrews::adds_groups(rows) ? kGroupSums
                       : only_travels                  ? kFlatHomeSums.of(wire)
-                      : single                        ? kSingleHome
+                      : single                        ? kMoreHomeSums.narrow
+                      : adds_own                      ? kMoreHomeSums.of(wire)
                                                       : kHomeSums.of(wire);
   const CrewPlan plan =
       make_plan(roles(world), CollectCrews::kMaxThreads, {bytes, wire, wire}, {push, home, kRelaySums});

@@ -60,6 +60,14 @@ class Sums {
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) sums_[v][e] = sums_[v][e] + rounded(In, group.sums_[v][e]);
   }
+  /// To what In can hold.
+  __device__ __forceinline__ void round() {
+    if constexpr (In != DType::f32)
+#pragma unroll
+      for (auto& vector : sums_)
+#pragma unroll
+        for (float& value : vector) value = rounded(In, value);
+  }
   /// To where the piece's sum begins.
   __device__ __forceinline__ void store(DType out, char* to, int count) const {
     with_dtype(out, [&](auto dtype) {
@@ -165,6 +173,7 @@ struct TermPiece {
   int count;  // of its vectors
   float weight;
   bool first, last;  // term of the sum
+  bool rounds;       // the sum so far is a partial sum, and is rounded as those that travel
 };
 constexpr int kPieceVectors = 7;  // of a lane
 /// Warps that share a piece: few where rows are narrow, so that there are more teams of them.
@@ -185,6 +194,7 @@ __device__ __noinline__ void add_pieces(Reader<TermPiece> reader, FedTeam team, 
       sums.template add_piece<true>(mine, piece.count, weigh);
     else
       sums.template add_piece<false>(mine, piece.count, weigh);
+    if (piece.rounds) sums.round();
     if (piece.last) sums.store(out, piece.to, piece.count);
     reader.pass();
   }
@@ -236,10 +246,10 @@ class SumRows {
   std::int32_t next_rank_ = -1;
 };
 
-/// See collect.h. No rows stay where sums are rounded in between.
+/// See collect.h. All are pushed where sums are rounded in between.
 template <DType In, class Adder, class Mem, class RingOf, class At>
 __device__ __forceinline__ void add_tokens(const MoverWarp&, SumRows<In, Adder>& row, Mem& mem, int me,
-                                           Range mine, const CollectArgs&, bool, const RingOf& ring_of,
+                                           Range mine, const CollectArgs&, OwnSums, const RingOf& ring_of,
                                            const At& at, std::size_t row_bytes) {
   for (int token = mine.begin; token < mine.end; ++token)
     row.home(token, token + 1 < mine.end ? token + 1 : -1, ring_of,

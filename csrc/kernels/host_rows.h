@@ -1,6 +1,7 @@
 // What the host's roles do with a row: the row functors of ops/, one row at a time, while rows move.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "kernels/args.h"
 #include "kernels/collect.h"
@@ -43,6 +44,11 @@ class HostAdd {
   HostAdd(const CollectArgs& args, int tokens);
 
   void partial(int j, int next, void* to);
+  const void* own_sum(int j) {
+    own_.resize(args_.hidden * size_of(args_.wire));
+    partial(j, -1, own_.data());
+    return own_.data();
+  }
   void domain_sum(const void* const* terms, int count, void* to);
   void home(int token, const void* const* terms, const int* ranks, int count);
   void finish() {
@@ -59,6 +65,7 @@ class HostAdd {
   const RowTable& table_;
   bool stream_;  // of z
   float ones_[kMaxTopK];
+  std::vector<char> own_;
 };
 
 }  // namespace flexep

@@ -71,12 +71,17 @@ struct AddCheck {
   const Plan& plan;
   int epoch, me;
   const Wrong& wrong;
+  mutable Row own{};
 
   void partial(int j, int, void* to) const {
     int home = 0;
     while (plan.arrival_base[home + 1] <= j) ++home;
     const Row row = world.row(epoch, home, plan.arrival_token[j], me);
     std::memcpy(to, row.data(), kRowBytes);
+  }
+  const void* own_sum(int j) const {
+    partial(j, -1, own.data());
+    return own.data();
   }
   void domain_sum(const void* const* terms, int count, void* to) const {
     const Row row = sum(terms, count);
@@ -280,7 +285,7 @@ class Roles {
     args.tokens_of = plan().tokens_of.data(), args.home_rank = plan().home_rank.data();
     args.arrivals = arrivals(), args.relayed = relayed();
     args.dtype = args.wire = args.out_dtype = DType::u8, args.hidden = kRowBytes;
-    args.flat = world_.own_rows_stay(epoch_), args.y = plan().y.data();
+    args.flat = world_.is_flat(epoch_), args.y = plan().y.data();
     const AddCheck<Wrong> add{world_, plan(), epoch_, exchange_.rank(), wrong_};
     if (role == 0) return add_home(crew, args, add);
     return role == 1 ? push_partials(crew, args, add) : relay_partials(crew, args, add);

@@ -86,8 +86,8 @@ class World {
   const Topology& topology() const { return layout.shape.topology; }
   /// Of rows that a rank sends ahead: whether that is done before the operation, which then only takes note of it.
   bool sent_before(int epoch, int rank) const { return mix(seed, epoch, rank, 5) % 2 == 0; }
-  /// Whether partial sums of a rank's own tokens lie in its y, and home reads them there.
-  bool own_rows_stay(int epoch) const { return mix(seed, epoch, 8) % 2 == 0; }
+  /// Whether the rows that are collected are partial sums.
+  bool is_flat(int epoch) const { return mix(seed, epoch, 8) % 2 == 0; }
   /// Whether sources know which ranks read a row.
   bool knows_readers(int epoch) const { return mix(seed, epoch, 6) % 2 == 0; }
   int roles() const { return topology().domains() > 1 ? 3 : 2; }
