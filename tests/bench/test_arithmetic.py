@@ -75,6 +75,15 @@ def test_the_busiest_rank_of_a_floor_is_that_of_its_plan(flat: bool, touched: in
     assert floor_of([plan, plan], flat, 16) == Floor(16, 64, 16, touched, 16)
 
 
+@pytest.mark.parametrize("gathers", [True, False])
+def test_a_floor_is_that_of_who_receives_most_or_sends_most(gathers: bool) -> None:
+    """Of three ranks rank 1 receives from both others, or sends to both."""
+    world = BenchCase(ranks=3, tokens=16, experts=3, top_k=2, hidden=8).world
+    choices = [[1, 1]] * 3 if gathers else [[0, 0], [0, 2], [2, 2]]
+    plan = make_plan(world, [torch.tensor([one]).repeat(16, 1) for one in choices])
+    assert floor_of([plan], True, 16).crossing_rows == 32
+
+
 def test_a_gate_sleeps_twice_as_long_as_the_host_takes() -> None:
     assert gate_us(10.0) == GATE_US
     assert gate_us(400.0) == 800.0
