@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import flexep
+from flexep._native.one_sided_plan import MOST_SIZES
 from flexep.testing.compare import digest
 from flexep.types import OneSided, Route
 
@@ -107,3 +108,10 @@ def test_nothing_but_the_plan_is_kept() -> None:
     del received, lists
     gc.collect()
     assert made() is None
+
+
+def test_what_is_remembered_of_shapes_is_bounded() -> None:
+    ep, _ = received_by("deepep")
+    planner = ep._alive().backend.planner
+    assert planner.static_layout.cache_info().maxsize == MOST_SIZES
+    assert planner._counting.cache_info().maxsize == MOST_SIZES
