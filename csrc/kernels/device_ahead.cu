@@ -95,7 +95,7 @@ class Recording {
   }
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
-  ~Recording() {  // one that still runs ends first
+  ~Recording() {  // one that still runs is freed by the driver when it ends
     if (exec_) cudaGraphExecDestroy(exec_);
     if (graph_) cudaGraphDestroy(graph_);
   }
@@ -199,7 +199,7 @@ class SendAhead::Streams {
     if (std::all_of(args.begin(), args.end(), [](const AheadArgs& one) { return one.tokens == 0; })) return;
     is_apart_ = true;
     join_streams(stream, posts_, started_);
-    if (Recording* const recording = recorded(args, op, stream)) return recording->launch(args[0].x, posts_);
+    if (send_recorded(args, op, stream)) return;
     cuda_check(cudaStreamWaitEvent(copies_, started_, 0), "waiting for rows sent ahead");
     try {
       for (int i = 0; i < world_.hosted; ++i) send(i, args[i], op);
@@ -215,26 +215,43 @@ class SendAhead::Streams {
   }
 
  private:
-  /// The recording of such a start, made when as many tokens come twice in a row. Null for others, for several hosted
-  /// ranks, and while the caller's stream is captured: that graph is to hold the copies themselves.
-  Recording* recorded(const std::vector<AheadArgs>& args, int op, cudaStream_t stream) {
+  /// Sends by a recording, if that is worth one: of a single hosted rank, and of as many tokens as the last start without
+  /// one. Not while the caller's stream is captured: that graph is to hold the copies themselves. Where the driver refuses
+  /// a graph none is tried again.
+  bool send_recorded(const std::vector<AheadArgs>& args, int op, cudaStream_t stream) {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cuda_check(cudaStreamIsCapturing(stream, &capture), "sending rows ahead");
-    if (capture != cudaStreamCaptureStatusNone || args.size() > 1) return nullptr;
-    const int tokens = args[0].tokens;
-    for (const auto& one : recordings_)
-      if (one && one->is_of(tokens, op)) return one.get();
-    const bool comes_again = last_tokens_ == tokens && last_op_ == op;
-    last_tokens_ = tokens, last_op_ = op;
+    if (!records_ || capture != cudaStreamCaptureStatusNone || args.size() > 1) return false;
+    try {
+      Recording* const recording = recorded(args[0], op);
+      if (recording) recording->launch(args[0].x, posts_);
+      return recording != nullptr;
+    } catch (const Error&) {
+      (void)cudaGetLastError();  // or the next launch would be blamed for it
+      recordings_.clear(), records_ = false;
+      return false;
+    }
+  }
+  /// Null until as many tokens have come twice.
+  Recording* recorded(const AheadArgs& args, int op) {
+    constexpr std::size_t kMostRecordings = 8;
+    const auto known = std::find_if(recordings_.begin(), recordings_.end(),
+                                    [&](const auto& one) { return one->is_of(args.tokens, op); });
+    if (known != recordings_.end()) {
+      std::rotate(recordings_.begin(), known, known + 1);  // the last used is the first
+      return recordings_.front().get();
+    }
+    const bool comes_again = last_tokens_ == args.tokens && last_op_ == op;
+    last_tokens_ = args.tokens, last_op_ = op;
     if (!comes_again) return nullptr;
-    auto made = std::make_unique<Recording>(args[0], op, priority_);
+    auto made = std::make_unique<Recording>(args, op, priority_);
     each_piece(
-        0, args[0], op, [&](void* to, const void* from, std::size_t bytes) { made->copy(to, from, bytes); },
+        0, args, op, [&](void* to, const void* from, std::size_t bytes) { made->copy(to, from, bytes); },
         [&](const PostLaunch& post) { made->post(post); });
     made->end();
-    auto& oldest = recordings_[made_ % std::size(recordings_)];
-    ++made_, oldest = std::move(made);
-    return oldest.get();
+    if (recordings_.size() == kMostRecordings) recordings_.pop_back();
+    recordings_.insert(recordings_.begin(), std::move(made));
+    return recordings_.front().get();
   }
 
   /// Enqueues all pieces of one hosted rank's rows.
@@ -277,9 +294,9 @@ class SendAhead::Streams {
   int priority_ = 0;
   cudaStream_t copies_ = nullptr, posts_ = nullptr;
   cudaEvent_t started_ = nullptr, copied_[kMostPieces] = {}, ended_ = nullptr;
-  bool is_apart_ = false;                     // not joined yet
-  std::unique_ptr<Recording> recordings_[8];  // the last that were made
-  std::size_t made_ = 0;
+  bool is_apart_ = false;  // not joined yet
+  std::vector<std::unique_ptr<Recording>> recordings_;
+  bool records_ = true;
   int last_tokens_ = -1, last_op_ = -1;  // of the last start without one
 };
 

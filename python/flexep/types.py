@@ -31,6 +31,8 @@ class Late:
     if not TYPE_CHECKING:  # to a type checker all fields are there
 
         def __getattr__(self, name: str) -> Any:
+            if isinstance(of_class := getattr(type(self), name, None), property):
+                return of_class.__get__(self)  # has raised an AttributeError, and raises it again
             make = self.__dict__.get("_make")
             if make is None or name not in self.__dataclass_fields__:
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)

@@ -15,7 +15,7 @@ import torch
 import flexep
 from flexep._native.one_sided_plan import MOST_SIZES
 from flexep.testing.compare import digest
-from flexep.types import OneSided, Route
+from flexep.types import Handle, OneSided, Route
 
 SHAPE = {"num_experts": 9, "hidden": 64, "top_k": 3, "max_tokens": 40}
 BACKENDS = [("allgather", None), ("alltoall", None), ("deepep", None), ("hybridep", 2)]
@@ -115,3 +115,14 @@ def test_what_is_remembered_of_shapes_is_bounded() -> None:
     planner = ep._alive().backend.planner
     assert planner.static_layout.cache_info().maxsize == MOST_SIZES
     assert planner._counting.cache_info().maxsize == MOST_SIZES
+
+
+def test_what_fails_inside_a_property_is_told_by_its_own_name() -> None:
+    def make(name: str) -> torch.Tensor:
+        raise AttributeError(f"no memory for {name}")
+
+    handle = Handle.late(make, version=1, dispatcher_id="", rank=0, route=Route.late(make, num_tokens=0))
+    with pytest.raises(AttributeError, match="no memory for part_rows"):
+        _ = handle.row_map
+    with pytest.raises(AttributeError, match="Handle has no attribute 'rowmap'"):
+        _ = handle.rowmap
