@@ -3,7 +3,6 @@
 #include <iterator>
 
 #include "bind/bind.h"
-#include "bind/route_lists.h"
 #include "kernels/one_sided_plan.h"
 
 namespace flexep {
@@ -13,10 +12,10 @@ namespace py = pybind11;
 
 /// Of one rank with so many tokens, in no memory yet.
 OneSidedPlan plan(const OneSidedSetup& setup, int rank, int first_place, int places, int tokens,
-                  bool has_weights, int said_ints, int left, int received, int rows) {
+                  bool has_weights, int left, int received, int rows) {
   OneSidedInput in{};
   in.rank = rank, in.first_place = first_place, in.places = places, in.tokens = tokens;
-  in.has_weights = has_weights, in.said_ints = said_ints;
+  in.has_weights = has_weights;
   in.left = left, in.received = received, in.rows = rows;
   return {setup, in};
 }
@@ -25,30 +24,9 @@ OneSidedPlan in_memory(OneSidedPlan plan, const CountSlots& counted, Address wei
                        Address kept, Address scratch, Address arrived_weights) {
   OneSidedInput& in = plan.in;
   in.topk_idx = counted.topk_idx, in.number = counted.number, in.place_counts = counted.workspace;
-  in.weights = at(weights), in.said = at(said);
+  in.weights = at(weights), in.said = at(said), in.said_ints = counted.said_ints();
   in.kept = at(kept), in.scratch = at(scratch), in.arrived_weights = at(arrived_weights);
   return plan;
-}
-
-RouteLists lists_of(const OneSidedPlan& plan) {
-  const OneSidedInput& in = plan.in;
-  const KeptInts ints = kept_ints(plan.setup, in.tokens, in.left, in.received, in.rows);
-  const auto list = [&](Kept which) { return in.kept + ints.before(which); };
-  return {list(Kept::tokens_of),
-          {list(Kept::token), list(Kept::recv_base), list(Kept::part_rows), plan.setup.top_k},
-          {},
-          list(Kept::row_src),
-          list(Kept::send_rank)};
-}
-
-/// `boards`: where what everybody says goes, of each rank. What a step says ends where its numbers begin.
-void count_and_publish(const DeviceWorld& world, const std::vector<CountSlots>& steps,
-                       const std::vector<Address>& boards, int op, double seconds, Address stream) {
-  std::vector<PublishArgs> said;
-  said.reserve(steps.size());
-  for (std::size_t i = 0; i < steps.size(); ++i)
-    said.push_back({steps[i].said, static_cast<int>(steps[i].number - steps[i].said), at(boards.at(i))});
-  count_on_device(world, steps, said, op, seconds, stream);
 }
 
 }  // namespace
@@ -72,11 +50,12 @@ void bind_one_sided(py::module_& m) {
         py::arg("received"), py::arg("has_weights"));
   py::class_<OneSidedPlan>(m, "OneSidedPlan", "One rank's steps of a plan, in memory that its caller keeps.")
       .def(py::init(&plan), py::arg("setup"), py::arg("rank"), py::arg("first_place"), py::arg("places"),
-           py::arg("tokens"), py::arg("has_weights"), py::arg("said_ints"), py::arg("left"),
-           py::arg("received"), py::arg("rows"))
+           py::arg("tokens"), py::arg("has_weights"), py::arg("left"), py::arg("received"), py::arg("rows"))
       .def("in_memory", &in_memory, py::arg("counted"), py::arg("weights"), py::arg("said"), py::arg("kept"),
            py::arg("scratch"), py::arg("arrived_weights"))
-      .def("lists", &lists_of, "What calls through the plan read of it.");
+      .def(
+          "lists", [](const OneSidedPlan& plan) { return route_lists(plan.setup, plan.in); },
+          "What calls through the plan read of it.");
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   m.def(
       "plan_on_host",
@@ -84,8 +63,8 @@ void bind_one_sided(py::module_& m) {
          double seconds) { return plan_on_host(windows, ranks, {counts, records, seconds}); },
       unlocked, py::arg("windows"), py::arg("ranks"), py::arg("counts_op"), py::arg("records_op"),
       py::arg("seconds"));
-  m.def("count_on_device", &count_and_publish, unlocked, py::arg("world"), py::arg("steps"),
-        py::arg("boards"), py::arg("op"), py::arg("seconds"), py::arg("stream"));
+  m.def("count_on_device", &count_on_device, unlocked, py::arg("world"), py::arg("steps"), py::arg("boards"),
+        py::arg("op"), py::arg("seconds"), py::arg("stream"));
   m.def(
       "plan_on_device",
       [](const DeviceWorld& world, const std::vector<OneSidedPlan>& ranks, int counts, int records,

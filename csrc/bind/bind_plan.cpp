@@ -34,19 +34,12 @@ CountSlots count_slots(const TableView& t, bool wide, int tokens, int top_k, int
   return step;
 }
 
-int said_ints(const CountSlots& step) {
-  return CountSlots::kHeader + step.table.experts + step.table.ranks + step.domains;
-}
-
-/// `memory`: what is said, the numbers and the workspace, one behind the other.
 CountSlots in_memory(CountSlots step, Address topk_idx, Address weights, std::tuple<int, int, int, int> stamp,
                      Address memory, Address masked) {
   step.topk_idx.values = at<const void>(topk_idx);
   step.weights = at<float>(weights);
   std::tie(step.stamp[0], step.stamp[1], step.stamp[2], step.stamp[3]) = stamp;
-  step.said = at(memory);
-  step.number = step.said + said_ints(step);
-  step.workspace = step.number + step.items();
+  step.lie_in(at(memory));
   step.masked = at<int64_t>(masked);
   return step;
 }
@@ -214,7 +207,7 @@ void bind_plan(py::module_& m) {
            py::arg("domains"))
       .def("in_memory", &in_memory, py::arg("topk_idx"), py::arg("weights"), py::arg("stamp"),
            py::arg("memory"), py::arg("masked"))
-      .def_property_readonly("said_ints", &said_ints);
+      .def_property_readonly("said_ints", &CountSlots::said_ints);
   m.def("count_slots", &run<CountSlots>, py::arg("step"), py::arg("stream"));
   m.def("resolve_rows", &resolve_rows, py::arg("table"), py::kw_only(), py::arg("counts"), py::arg("stride"),
         py::arg("alignment"), py::arg("capacity"), py::arg("base"), py::arg("start"), py::arg("kept"),

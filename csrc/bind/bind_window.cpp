@@ -3,7 +3,6 @@
 #include <tuple>
 
 #include "bind/bind.h"
-#include "bind/route_lists.h"
 #include "kernels/host_exec.h"
 
 namespace flexep {

@@ -21,6 +21,14 @@ struct Relayed {
   const std::int32_t* members;  // [relayed, top_k] indices in the domain that hold a slot, ascending, then -1
 };
 
+/// What delivery and collection read of a route: the same in every call through it.
+struct RouteLists {
+  const std::int32_t* tokens_of;  // [ranks]
+  Arrivals arrivals;
+  Relayed relayed;
+  const std::int32_t *row_src, *home_rank;  // see DeliverArgs and CollectArgs
+};
+
 /// Dispatch and the backward of combine: tokens to the ranks of their experts.
 struct DeliverArgs {
   const std::int32_t* tokens_of;   // [ranks] T of every rank

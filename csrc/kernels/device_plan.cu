@@ -182,9 +182,14 @@ void launch_blocks(void (*on_chip)(Launch), void (*spills)(Launch), Launch& laun
 }  // namespace
 
 void count_on_device(const DeviceWorld& world, const std::vector<CountSlots>& steps,
-                     const std::vector<PublishArgs>& said, int op, double seconds, std::uintptr_t stream) {
+                     const std::vector<std::uintptr_t>& boards, int op, double seconds,
+                     std::uintptr_t stream) {
   CountLaunch launch{launched_world(world, seconds), checked_op(op), 0, {}};
-  const auto fill = [&](std::size_t i, int blocks) { launch.ranks[i] = {steps[i], said[i], blocks}; };
+  const auto fill = [&](std::size_t i, int blocks) {
+    const CountSlots& step = steps[i];
+    launch.ranks[i] = {
+        step, {step.said, step.said_ints(), reinterpret_cast<std::int32_t*>(boards.at(i))}, blocks};
+  };
   launch_blocks(&run_count_cta<false>, &run_count_cta<true>, launch, world, steps, fill, stream);
 }
 

@@ -30,10 +30,11 @@ struct PlanMessages {
 /// rows and it was not sent; none follows one that failed.
 std::vector<std::vector<Report>> plan_on_host(HostWindows& windows, const std::vector<OneSidedPlan>& ranks,
                                               const PlanMessages& messages);
-/// Counts slots and tells everybody what each hosted rank `said`, in one launch. These throw as the operations of
-/// device_exec.h do.
+/// Counts slots and tells everybody what is said of them, in one launch. boards: addresses, one a hosted rank, of the
+/// [ranks, said_ints] where it gets everybody's. These throw as the operations of device_exec.h do.
 void count_on_device(const DeviceWorld& world, const std::vector<CountSlots>& steps,
-                     const std::vector<PublishArgs>& said, int op, double seconds, std::uintptr_t stream);
+                     const std::vector<std::uintptr_t>& boards, int op, double seconds,
+                     std::uintptr_t stream);
 void plan_on_device(const DeviceWorld& world, const std::vector<OneSidedPlan>& ranks,
                     const PlanMessages& messages, std::uintptr_t stream);
 

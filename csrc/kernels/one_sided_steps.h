@@ -73,6 +73,17 @@ FLEXEP_HD KeptInts kept_ints(const OneSidedSetup& setup, int tokens, int left, i
           R,     R,     R + 1, received, arrived, rows, flat * rows, flat * arrived};
 }
 
+/// What calls through a plan read of it.
+inline RouteLists route_lists(const OneSidedSetup& setup, const OneSidedInput& in) {
+  const KeptInts ints = kept_ints(setup, in.tokens, in.left, in.received, in.rows);
+  const auto list = [&](Kept which) { return in.kept + ints.before(which); };
+  return {list(Kept::tokens_of),
+          {list(Kept::token), list(Kept::recv_base), list(Kept::part_rows), setup.top_k},
+          {},
+          list(Kept::row_src),
+          list(Kept::send_rank)};
+}
+
 /// Cuts a memory into lists of ints, each from a multiple of 16 bytes behind its begin.
 class Cutter {
  public:

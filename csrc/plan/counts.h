@@ -32,6 +32,11 @@ struct CountSlots {
   int32_t* workspace;  // workspace_ints(blocks); its first `experts` columns are for AssignRows
 
   FLEXEP_HD static int keys(int experts, int ranks, int domains) { return experts + ranks + domains + 1; }
+  FLEXEP_HD int said_ints() const { return kHeader + table.experts + table.ranks + domains; }
+  /// What is said, the numbers and the workspace lie in one memory, one behind the other.
+  FLEXEP_HD void lie_in(int32_t* memory) {
+    said = memory, number = said + said_ints(), workspace = number + items();
+  }
   FLEXEP_HD int64_t items() const { return static_cast<int64_t>(tokens) * top_k; }
   FLEXEP_HD int64_t workspace_ints(int blocks) const { return static_cast<int64_t>(blocks) * keys(); }
   FLEXEP_HD int64_t shared_ints(int warps, int lanes) const {

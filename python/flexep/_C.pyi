@@ -137,7 +137,6 @@ class OneSidedPlan:
         places: int,
         tokens: int,
         has_weights: bool,
-        said_ints: int,
         left: int,
         received: int,
         rows: int,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 
@@ -19,6 +19,8 @@ class Late:
 
     Most views of a plan's memory are read by kernels alone, by address: making all of them takes longer than a launch.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # a subclass is a dataclass
 
     @classmethod
     def late(cls: type[_Kind], make: Callable[[str], Any], **now: Any) -> _Kind:
@@ -40,7 +42,7 @@ class Late:
 
     def __getstate__(self) -> dict[str, Any]:
         """Every field, made: what is copied or pickled is a plain instance."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}  # type: ignore[arg-type]
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
 
 
 @dataclass(frozen=True)

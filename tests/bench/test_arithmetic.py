@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from flexep.benchmark.columns import Run
 from flexep.benchmark.rank import Floor, floor_of
 from flexep.benchmark.timing import GATE_US, MAX_GATE_US, gate_us
 from flexep.ref import make_plan
+from flexep.testing.pool import RankPool
 
 DEEPEP = ("flexep", "deepep")
 
@@ -28,7 +29,7 @@ class Ranks:
 
 def run_on_gpus(baselines: tuple[str, ...]) -> Run:
     case = BenchCase(device="cuda", ranks=2, dispatchers=("deepep",), baselines=baselines)
-    one = Run(case, Ranks(), {})  # type: ignore[arg-type]
+    one = Run(case, cast(RankPool, Ranks()), {})
     for column, us in ((REFERENCE, 100.0), (DEEPEP, 125.0)):
         one.facts[column] = None  # type: ignore[assignment]
         for op, times in (("dispatch", 1), ("combine", 1), ("roundtrip", 2)):

@@ -92,9 +92,9 @@ class OneSidedPlanner:
             capacity=-1 if capacity_rows is None else capacity_rows, flat=flat,
             on_device=device.type == "cuda", tokens_at=tokens_at,
         )  # fmt: skip
-        said = HEADER_INTS + table.num_experts + table.num_ranks + domains
+        self.said_ints = HEADER_INTS + table.num_experts + table.num_ranks + domains  # of a rank
         in_room = self._static and not domains  # what a plan works in
-        self._said, self._board = said, aligned(table.num_ranks * said)
+        self._board = aligned(table.num_ranks * self.said_ints)
 
         def counting(tokens: int, wide: bool, has_weights: bool) -> Counting:
             room = self._board + (self.static_layout(0, tokens, has_weights).scratch if in_room else 0)
@@ -122,7 +122,7 @@ class OneSidedPlanner:
     def board(self, counted: Counted) -> torch.Tensor:
         """int32 [R, said]: what everybody has said, in the room of `count`."""
         begin, R = aligned(counted.ends[2]), self._table.num_ranks
-        return counted.memory[begin : begin + R * self._said].view(R, self._said)
+        return counted.memory[begin : begin + R * self.said_ints].view(R, self.said_ints)
 
     def prepare(self, counted: Counted, layout: Layout, weights_TK: torch.Tensor | None) -> RankPlan:
         """A rank's plan, from its own slots and what everybody has said."""
@@ -156,7 +156,7 @@ class OneSidedPlanner:
             end += length
         scratch = _C.scratch_ints(self._setup, tokens, sizes.left, sizes.flat, has_weights)
         native = _C.OneSidedPlan(
-            self._setup, rank, places.start, places.stop - places.start, tokens, has_weights, self._said,
-            sizes.left, sizes.flat, sizes.rows,
+            self._setup, rank, places.start, places.stop - places.start, tokens, has_weights, sizes.left,
+            sizes.flat, sizes.rows,
         )  # fmt: skip
         return Layout(native, sizes, at, end, scratch, 4 * (1 + K * (1 + has_weights)))

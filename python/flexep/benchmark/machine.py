@@ -73,16 +73,12 @@ def cuda_copy_rate(source: int, to: int, size: int = COPY_BYTES) -> float:
 def copy_facts(device: str, size: int = COPY_BYTES) -> dict[str, Any]:
     """C and how it was measured; and the rate inside one GPU, None on the CPU, where all ranks share one memory."""
     if device == "cpu":
-        rate, how, threads, inside = (
-            cpu_copy_rate(size),
-            "memcpy of the C library, one thread a core",
-            cores(),
-            None,
-        )
+        rate, inside, threads = cpu_copy_rate(size), None, cores()
+        how = "memcpy of the C library, one thread a core"
     else:
         peer = 1 % torch.cuda.device_count()
-        rate, how, threads = cuda_copy_rate(0, peer, size), f"copy engine, GPU 0 to GPU {peer}", 1
-        inside = cuda_copy_rate(0, 0, size)
+        rate, inside, threads = cuda_copy_rate(0, peer, size), cuda_copy_rate(0, 0, size), 1
+        how = f"copy engine, GPU 0 to GPU {peer}"
         torch.cuda.empty_cache()  # the ranks are other processes and want the memory
     return {
         "bytes_per_second": rate, "method": how, "threads": threads, "bytes_each": size, "best_of": COPY_ROUNDS,

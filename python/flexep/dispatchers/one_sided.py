@@ -84,7 +84,7 @@ class OneSidedBackend(Backend):
 
     @property
     def said_ints(self) -> int:
-        return HEADER_INTS + self.table.num_experts + self.config.num_ranks + self.domains
+        return self.planner.said_ints
 
     def count(
         self,
