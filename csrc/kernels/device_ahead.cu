@@ -12,14 +12,17 @@ namespace {
 
 constexpr int kBeginLanes = 1024, kPostLanes = 128;
 
+template <int kRanks>
 struct BeginLaunch {
   LaunchedWorld world;
   int op;
-  Moved moved[kMaxDeviceRanks];
+  Moved moved[kRanks];
 };
 
 /// One CTA a hosted rank: sees to it that peers have read what was sent before, and notes whose delivery this is.
-__global__ void __launch_bounds__(kBeginLanes, 1) begin_ahead(const __grid_constant__ BeginLaunch launch) {
+template <int kRanks>
+__global__ void __launch_bounds__(kBeginLanes, 1)
+    begin_ahead(const __grid_constant__ BeginLaunch<kRanks> launch) {
   __shared__ CtaTables tables;
   const CtaOfRank cta = CtaOfRank::of_grid(1);
   CtaPart part(launch.world, tables, cta, 0);
@@ -186,15 +189,18 @@ class SendAhead::Streams {
   void start(const std::vector<AheadArgs>& args, int op, double seconds, cudaStream_t stream) {
     join(stream);  // of a delivery that never came
     const WindowShape& shape = world_.shape;
-    BeginLaunch begin{launched_world(world_, seconds), checked_op(op), {}};
-    for (std::size_t i = 0; i < args.size(); ++i) {
-      if (args[i].tokens > shape.landed_rows)
-        throw Error(std::to_string(args[i].tokens) + " tokens to send ahead: at most " +
+    for (const AheadArgs& one : args)
+      if (one.tokens > shape.landed_rows)
+        throw Error(std::to_string(one.tokens) + " tokens to send ahead: at most " +
                     std::to_string(shape.landed_rows));
-      const std::int64_t rows = static_cast<std::int64_t>(args[i].tokens) * (shape.topology.ranks - 1);
-      begin.moved[i] = {rows, rows * shape.pull_row_bytes, 0, 0};
-    }
-    begin_ahead<<<world_.hosted, kBeginLanes, 0, stream>>>(begin);
+    with_room(world_.hosted, [&](auto ranks) {
+      BeginLaunch<ranks> begin{launched_world(world_, seconds), checked_op(op), {}};
+      for (std::size_t i = 0; i < args.size(); ++i) {
+        const std::int64_t rows = static_cast<std::int64_t>(args[i].tokens) * (shape.topology.ranks - 1);
+        begin.moved[i] = {rows, rows * shape.pull_row_bytes, 0, 0};
+      }
+      begin_ahead<<<world_.hosted, kBeginLanes, 0, stream>>>(begin);
+    });
     cuda_check(cudaGetLastError(), "sending rows ahead");
     if (std::all_of(args.begin(), args.end(), [](const AheadArgs& one) { return one.tokens == 0; })) return;
     is_apart_ = true;

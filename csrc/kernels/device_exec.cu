@@ -12,17 +12,17 @@ namespace {
 
 constexpr int kTeamWarps = 8;  // of a CTA that is one team
 
-template <class Args>
+template <class Args, int kRanks>
 struct Launch {
   LaunchedWorld world;
   int op;
   CrewPlan crews;  // of an operation that moves rows
-  Args args[kMaxDeviceRanks];
+  Args args[kRanks];
 };
 
-template <class Teams>
+template <class Teams, int kRanks>
 __global__ void __launch_bounds__(kTeamWarps * 32)
-    run_teams(const __grid_constant__ Launch<typename Teams::Args> launch) {
+    run_teams(const __grid_constant__ Launch<typename Teams::Args, kRanks> launch) {
   __shared__ int said;
   __shared__ CtaTables tables;
   __shared__ typename Teams::Args args;
@@ -33,9 +33,9 @@ __global__ void __launch_bounds__(kTeamWarps * 32)
   part.run(launch.op, Teams::kPublishes, [&] { return play<Teams>(part, launch.op, &said, args); });
 }
 
-template <class Crews>
+template <class Crews, int kRanks>
 __global__ void __launch_bounds__(Crews::kMaxThreads, 1)
-    run_crews(const __grid_constant__ Launch<typename Crews::Args> launch) {
+    run_crews(const __grid_constant__ Launch<typename Crews::Args, kRanks> launch) {
   extern __shared__ __align__(128) char shared[];
   __shared__ CrewCounts counts[CrewPlan::kMaxRoles];
   __shared__ CtaTables tables;
@@ -144,9 +144,10 @@ CrewPlan make_plan(int roles, int max_threads, const std::int64_t (&row_bytes)[3
   return plan;
 }
 
-template <class Args>
-Launch<Args> make_launch(const DeviceWorld& world, const std::vector<Args>& args, int op, double seconds) {
-  Launch<Args> launch{launched_world(world, seconds), checked_op(op), {}, {}};
+template <int kRanks, class Args>
+Launch<Args, kRanks> make_launch(const DeviceWorld& world, const std::vector<Args>& args, int op,
+                                 double seconds) {
+  Launch<Args, kRanks> launch{launched_world(world, seconds), checked_op(op), {}, {}};
   std::copy(args.begin(), args.end(), launch.args);
   return launch;
 }
@@ -154,9 +155,11 @@ Launch<Args> make_launch(const DeviceWorld& world, const std::vector<Args>& args
 template <class Teams>
 void launch_teams(const DeviceWorld& world, const std::vector<typename Teams::Args>& args, int op,
                   double seconds, std::uintptr_t stream) {
-  const auto launch = make_launch(world, args, op, seconds);
-  const int ctas = Teams::ctas(world.shape);
-  start(&run_teams<Teams>, launch, world.hosted, ctas, kTeamWarps * 32, 0, stream);
+  with_room(world.hosted, [&](auto ranks) {
+    const auto launch = make_launch<ranks>(world, args, op, seconds);
+    start(&run_teams<Teams, ranks>, launch, world.hosted, Teams::ctas(world.shape), kTeamWarps * 32, 0,
+          stream);
+  });
 }
 
 /// Of an operation that moves rows.
@@ -165,10 +168,12 @@ int roles(const DeviceWorld& world) { return world.shape.topology.domains() > 1 
 template <class Crews>
 void launch_crews(const DeviceWorld& world, const std::vector<typename Crews::Args>& args,
                   const CrewPlan& plan, int op, double seconds, std::uintptr_t stream) {
-  auto launch = make_launch(world, args, op, seconds);
-  launch.crews = plan;
-  start(&run_crews<Crews>, launch, world.hosted, world.shape.slices, plan.threads(), plan.shared_bytes(),
-        stream);
+  with_room(world.hosted, [&](auto ranks) {
+    auto launch = make_launch<ranks>(world, args, op, seconds);
+    launch.crews = plan;
+    start(&run_crews<Crews, ranks>, launch, world.hosted, world.shape.slices, plan.threads(),
+          plan.shared_bytes(), stream);
+  });
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <new>
 #include <string>
+#include <type_traits>
 
 #include "base/cuda_check.h"
 #include "base/error.h"
@@ -233,6 +234,16 @@ __device__ Moved play(CtaPart& part, int op, int* said, const typename Teams::Ar
   Exchange<WarpMem, CtaWarps> exchange(mem, team, part.layout(), part.operation(op));
   Teams::run(part.cta(), exchange, args, part.page());
   return mem.moved();
+}
+
+/// Calls launch(n), a constant: of how many ranks a launch has room for arguments. Those of all that may be hosted are
+/// up to 20 KB, which cost the host 3 us a launch and the GPU 2 before it begins, so a single rank has kernels of its own.
+template <class F>
+void with_room(int hosted, const F& launch) {
+  if (hosted == 1)
+    launch(std::integral_constant<int, 1>{});
+  else
+    launch(std::integral_constant<int, kMaxDeviceRanks>{});
 }
 
 /// Launches `ctas` CTAs for each hosted rank, all of which are there at once.

@@ -13,6 +13,7 @@ namespace {
 constexpr int kCtasOfSm = 2;
 constexpr int kCtaLanes = 256;  // with 512, half the registers, the kernels spill
 
+template <int kRanks>
 struct CountLaunch {
   LaunchedWorld world;
   int op;
@@ -22,9 +23,10 @@ struct CountLaunch {
     CountSlots step;
     PublishArgs said;
     int blocks;
-  } ranks[kMaxDeviceRanks];
+  } ranks[kRanks];
 };
 
+template <int kRanks>
 struct PlanLaunch {
   LaunchedWorld world;
   OneSidedSetup setup;
@@ -33,7 +35,7 @@ struct PlanLaunch {
   struct Rank {
     OneSidedInput in;
     int blocks;  // those of CountSlots
-  } ranks[kMaxDeviceRanks];
+  } ranks[kRanks];
 };
 
 /// All CTAs of the kernel.
@@ -57,14 +59,14 @@ __device__ void deal(const Step& step, const CtaOfRank& cta, int blocks, std::in
   }
 }
 
-template <bool kSpills>
+template <bool kSpills, int kRanks>
 __global__ void __launch_bounds__(kCtaLanes, kCtasOfSm)
-    run_count_cta(const __grid_constant__ CountLaunch launch) {
+    run_count_cta(const __grid_constant__ CountLaunch<kRanks> launch) {
   extern __shared__ std::int32_t on_chip[];
   __shared__ CtaTables tables;
   __shared__ int said;
   const CtaOfRank cta = CtaOfRank::of_grid(RecordTeams::ctas(launch.world.layout.shape));
-  const CountLaunch::Rank& rank = launch.ranks[cta.hosted];
+  const auto& rank = launch.ranks[cta.hosted];
   CtaPart part(launch.world, tables, cta, PublishTeams::slice(cta.number));
   const bool begun = part.begin(launch.op);
   deal<0, kSpills>(rank.step, cta, rank.blocks, on_chip, launch.spilled);
@@ -81,9 +83,10 @@ __global__ void __launch_bounds__(kCtaLanes, kCtasOfSm)
 
 /// One CTA of a rank's plan. Each part makes its steps anew from the launch's constants, which no store can change: the
 /// compiler then knows that they point to global memory, and keeps what it has loaded.
+template <int kRanks>
 class PlanCta {
  public:
-  __device__ PlanCta(const PlanLaunch& launch, const CtaOfRank& cta, CtaPart& part, int* said)
+  __device__ PlanCta(const PlanLaunch<kRanks>& launch, const CtaOfRank& cta, CtaPart& part, int* said)
       : launch_(launch), cta_(cta), part_(part), said_(said) {}
 
   template <int kPhase, bool kSpills>
@@ -132,18 +135,18 @@ class PlanCta {
   }
 
  private:
-  __device__ const PlanLaunch::Rank& rank() const { return launch_.ranks[cta_.hosted]; }
+  __device__ const typename PlanLaunch<kRanks>::Rank& rank() const { return launch_.ranks[cta_.hosted]; }
   __device__ OneSidedSteps steps() const { return {launch_.setup, rank().in}; }
 
-  const PlanLaunch& launch_;
+  const PlanLaunch<kRanks>& launch_;
   const CtaOfRank cta_;
   CtaPart& part_;
   int* said_;
 };
 
-template <bool kSpills>
+template <bool kSpills, int kRanks>
 __global__ void __launch_bounds__(kCtaLanes, kCtasOfSm)
-    run_plan_cta(const __grid_constant__ PlanLaunch launch) {
+    run_plan_cta(const __grid_constant__ PlanLaunch<kRanks> launch) {
   extern __shared__ std::int32_t on_chip[];
   __shared__ CtaTables tables;
   __shared__ int said;
@@ -151,10 +154,10 @@ __global__ void __launch_bounds__(kCtaLanes, kCtasOfSm)
   CtaPart part(launch.world, tables, cta, RecordTeams::slice(cta.number));
   const PlanCta plan(launch, cta, part, &said);
   const bool begun = part.begin(launch.records_op);
-  if (begun) plan.assign<0, kSpills>(on_chip);
+  if (begun) plan.template assign<0, kSpills>(on_chip);
   all_meet();
   const bool drops = plan.drops();
-  if (begun) plan.assign<1, kSpills>(on_chip);
+  if (begun) plan.template assign<1, kSpills>(on_chip);
   plan.expect(drops, begun);
   all_meet();
   plan.exchange(begun);
@@ -184,27 +187,33 @@ void launch_blocks(void (*on_chip)(Launch), void (*spills)(Launch), Launch& laun
 void count_on_device(const DeviceWorld& world, const std::vector<CountSlots>& steps,
                      const std::vector<std::uintptr_t>& boards, int op, double seconds,
                      std::uintptr_t stream) {
-  CountLaunch launch{launched_world(world, seconds), checked_op(op), 0, {}};
-  const auto fill = [&](std::size_t i, int blocks) {
-    const CountSlots& step = steps[i];
-    launch.ranks[i] = {
-        step, {step.said, step.said_ints(), reinterpret_cast<std::int32_t*>(boards.at(i))}, blocks};
-  };
-  launch_blocks(&run_count_cta<false>, &run_count_cta<true>, launch, world, steps, fill, stream);
+  with_room(world.hosted, [&](auto ranks) {
+    CountLaunch<ranks> launch{launched_world(world, seconds), checked_op(op), 0, {}};
+    const auto fill = [&](std::size_t i, int blocks) {
+      const CountSlots& step = steps[i];
+      launch.ranks[i] = {
+          step, {step.said, step.said_ints(), reinterpret_cast<std::int32_t*>(boards.at(i))}, blocks};
+    };
+    launch_blocks(&run_count_cta<false, ranks>, &run_count_cta<true, ranks>, launch, world, steps, fill,
+                  stream);
+  });
 }
 
-void plan_on_device(const DeviceWorld& world, const std::vector<OneSidedPlan>& ranks,
+void plan_on_device(const DeviceWorld& world, const std::vector<OneSidedPlan>& plans,
                     const PlanMessages& messages, std::uintptr_t stream) {
-  PlanLaunch launch{launched_world(world, messages.seconds),
-                    ranks.front().setup,
-                    checked_op(messages.counts),
-                    checked_op(messages.records),
-                    0,
-                    {}};
   std::vector<ResolveAndAssign> steps;
-  for (const OneSidedPlan& one : ranks) steps.push_back(OneSidedSteps(one.setup, one.in).assign);
-  const auto fill = [&](std::size_t i, int blocks) { launch.ranks[i] = {ranks[i].in, blocks}; };
-  launch_blocks(&run_plan_cta<false>, &run_plan_cta<true>, launch, world, steps, fill, stream);
+  for (const OneSidedPlan& one : plans) steps.push_back(OneSidedSteps(one.setup, one.in).assign);
+  with_room(world.hosted, [&](auto ranks) {
+    PlanLaunch<ranks> launch{launched_world(world, messages.seconds),
+                             plans.front().setup,
+                             checked_op(messages.counts),
+                             checked_op(messages.records),
+                             0,
+                             {}};
+    const auto fill = [&](std::size_t i, int blocks) { launch.ranks[i] = {plans[i].in, blocks}; };
+    launch_blocks(&run_plan_cta<false, ranks>, &run_plan_cta<true, ranks>, launch, world, steps, fill,
+                  stream);
+  });
 }
 
 }  // namespace flexep

@@ -14,6 +14,10 @@ HANDLE_VERSION = 1
 _Kind = TypeVar("_Kind", bound="Late")
 
 
+def _none() -> None:
+    """Default of a field that may be late: a plain default would be found on the class."""
+
+
 class Late:
     """Base of frozen dataclasses whose fields without a default may be made when they are first read.
 
@@ -39,6 +43,10 @@ class Late:
             if make is None or name not in self.__dataclass_fields__:
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
             return self.__dict__.setdefault(name, make(name))  # of two threads the first
+
+    def has(self, name: str) -> bool:
+        """Whether a field is there, so that reading it makes nothing."""
+        return name in self.__dict__
 
     def __getstate__(self) -> dict[str, Any]:
         """Every field, made: what is copied or pickled is a plain instance."""
@@ -140,8 +148,8 @@ class Route(Late):
     send_splits: tuple[int, ...] = ()
     recv_splits: tuple[int, ...] = ()
     gather_rows: tuple[int, int] = (0, 0)
-    flat_expert: torch.Tensor | None = None
-    row_map: torch.Tensor | None = None
+    flat_expert: torch.Tensor | None = field(default_factory=_none)
+    row_map: torch.Tensor | None = field(default_factory=_none)
     lists: Any = field(default=None, init=False, repr=False, compare=False)
 
 
@@ -214,8 +222,8 @@ class DispatchResult(Late):
     padded_counts: torch.Tensor
     dropped: torch.Tensor
     handle: Handle
-    expert_idx: torch.Tensor | None = None
-    row_map: torch.Tensor | None = None
+    expert_idx: torch.Tensor | None = field(default_factory=_none)
+    row_map: torch.Tensor | None = field(default_factory=_none)
     scales: torch.Tensor | None = None
 
 

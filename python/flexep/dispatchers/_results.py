@@ -35,8 +35,16 @@ def make_result(
     handle: Handle, rows: torch.Tensor, weights: torch.Tensor | None, flat: bool
 ) -> DispatchResult:
     """What dispatch returns for one rank."""
-    maps = {"expert_idx": _local_experts(handle), "row_map": handle.row_map} if flat else {}
-    return DispatchResult.late(partial(getattr, handle), x=rows, weights=weights, handle=handle, **maps)
+    maps: dict[str, torch.Tensor | None] = {}
+    if not flat:
+        maps = {"expert_idx": None, "row_map": None}
+    elif handle.route.has("flat_expert"):  # else both are views of the plan
+        maps = {"expert_idx": _local_experts(handle), "row_map": handle.row_map}
+    return DispatchResult.late(partial(_of_handle, handle), x=rows, weights=weights, handle=handle, **maps)
+
+
+def _of_handle(handle: Handle, name: str) -> torch.Tensor | None:
+    return handle.route.flat_expert if name == "expert_idx" else getattr(handle, name)
 
 
 def _local_experts(handle: Handle) -> torch.Tensor:

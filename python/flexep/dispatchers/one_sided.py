@@ -12,7 +12,7 @@ import torch
 
 from flexep._native.arrivals import Sizes, count_peers, exact_sizes, receive_rows
 from flexep._native.one_sided_plan import OneSidedPlanner, RankPlan
-from flexep._native.operands import output
+from flexep._native.operands import output_beside
 from flexep._native.plan import HEADER_INTS, Counted, PlaceRows, PlanTable, assign_rows, resolve
 from flexep._native.window import Collect, Deliver
 from flexep.config import DispatcherConfig
@@ -185,7 +185,7 @@ class OneSidedBackend(Backend):
         parts = []
         for i, (route, x) in enumerate(zip(routes, rows, strict=True)):
             num_rows = route.num_flat if flat else route.num_rows
-            out = output(num_rows, x.shape[1], x.dtype, device)
+            out = output_beside(x, num_rows, x.dtype)
             weights = None if row_weights is None else row_weights[i].contiguous()
             dotted = dots = None
             if dot_with is not None:
@@ -218,7 +218,7 @@ class OneSidedBackend(Backend):
         parts = []
         for i, (route, y) in enumerate(zip(routes, rows, strict=True)):
             weights = None if part_weights is None else part_weights[i].contiguous()
-            z = output(route.num_tokens, y.shape[1], out_dtype, self.group.device)
+            z = output_beside(y, route.num_tokens, out_dtype)
             parts.append(Collect(route, y, flat, weights, nest, z, group_dtype))
         self.window.collect(parts, op)
         return [part.z for part in parts]
@@ -277,9 +277,9 @@ def _planned(plan: RankPlan, num_tokens: int, flat: bool) -> Planned:
     def make(name: str) -> Any:
         return OneSided.late(view) if name == "one_sided" else view(name)
 
-    maps = {name: view(name) for name in ("flat_expert", "row_map")} if flat else {}
+    none = {} if flat else {"flat_expert": None, "row_map": None}
     route = Route.late(
-        make, num_tokens=num_tokens, num_rows=sizes.rows, num_flat=sizes.flat, lists=plan.native.lists(), **maps,
+        make, num_tokens=num_tokens, num_rows=sizes.rows, num_flat=sizes.flat, lists=plan.native.lists(), **none,
     )  # fmt: skip
     return Planned(route, PlaceRows.late(view), plan.weights)
 
