@@ -74,17 +74,27 @@ struct AssignRows {
     blocks.sum(team, team.block(), first, nullptr, rest);
     for (int p = team.rank(); p < E; p += team.size()) first[p] += base[p];
     team.sync();
-    const auto find_rank = [&](int64_t i, int, int) {
+    struct Read {
+      int32_t number = -1;
+      int place = 0, rank = 0;
+    };
+    const auto read = [&](int64_t i, int, int) {
+      const int64_t id = topk_idx[i];
+      const int32_t its = number[i];
+      if (its < 0) return Read{};
+      const int p = table.place_of_expert[id];
+      return Read{its, p, table.rank_of_place[p]};
+    };
+    const auto find_rank = [&](const Read& slot, int64_t i) {
       int32_t row = -1, rank = -1;
-      if (number[i] >= 0) {
-        const int p = table.place_of_expert[topk_idx[i]], r = table.rank_of_place[p];
-        const int32_t mine = first[p] + number[i];
-        if (mine < cut[r]) row = start[p] + mine, rank = r;
+      if (slot.number >= 0) {
+        const int32_t mine = first[slot.place] + slot.number;
+        if (mine < cut[slot.rank]) row = start[slot.place] + mine, rank = slot.rank;
       }
       slot_row[i] = row;
       return slot_rank[i] = rank;
     };
-    order.number(team, block_owners(team.blocks()), rest, find_rank, ranks());
+    order.number(team, block_owners(team.blocks()), rest, read, find_rank, ranks());
     if (domains > 0) count_ranks(team, rest + SendOrder::numbering_ints(domains, team.warps()));
   }
 
@@ -93,8 +103,9 @@ struct AssignRows {
     const KeyCounts ranks{shared, table.ranks};
     const FirstSlots first(team, shared + KeyCounts::ints(table.ranks, team.warps()), table.ranks);
     ranks.clear(team);
-    for_warp_slots(team, order.rows, order.top_k, [&](int64_t i, int t, int k, bool valid) {
-      count_first(team, first, ranks, valid ? slot_rank[i] : -1, t, k);
+    const auto read = [this](int64_t i, int, int) { return slot_rank[i]; };
+    for_warp_slots(team, order.rows, order.top_k, read, [&](int rank, int64_t, int t, int k, bool valid) {
+      count_first(team, first, ranks, valid ? rank : -1, t, k);
     });
     ranks.finish(team, block_ranks() + static_cast<int64_t>(team.block()) * table.ranks);
   }

@@ -61,6 +61,13 @@ FLEXEP_HD int lowest_bit(uint32_t bits) {
 #define FLEXEP_UNROLL
 #endif
 
+// A loop with a long body, of which once is enough: a step's instructions come from memory as its data do.
+#if defined(__CUDACC__)
+#define FLEXEP_ROLLED _Pragma("unroll 1")
+#else
+#define FLEXEP_ROLLED
+#endif
+
 // A loop whose iterations touch nothing of each other's, whatever the compiler can prove.
 #if defined(__CUDACC__)
 #define FLEXEP_INDEPENDENT
@@ -116,13 +123,30 @@ struct WarpRange {
   }
 };
 
-/// Calls body(i, t, k, valid) for the slots i = t * top_k + k of this warp's tokens, a slot a lane, in order. All lanes
-/// of the warp call equally often; `valid` is false past the end.
-template <class Team, class Body>
-FLEXEP_HD void for_warp_slots(const Team& team, int tokens, int top_k, Body body) {
+constexpr int kReadAtOnce = 4;  // batches of a warp
+
+/// values[i], by selects: a GPU keeps in registers only what it need not look for.
+template <class Value>
+FLEXEP_HD Value nth(const Value (&values)[kReadAtOnce], int i) {
+  Value found = values[0];
+  FLEXEP_UNROLL
+  for (int j = 1; j < kReadAtOnce; ++j)
+    if (i == j) found = values[j];
+  return found;
+}
+
+/// Calls body(value, i, t, k, valid) for the slots i = t * top_k + k of this warp's tokens, a slot a lane, in order. All
+/// lanes of the warp call equally often; `valid` is false past the end. value: read(i, t, k), of some batches before the
+/// first of their bodies, so that trips to memory are under way together; what read depends on no body of the warp may
+/// write for another slot. Past the end it is the default.
+template <class Team, class Read, class Body>
+FLEXEP_HD void for_warp_slots(const Team& team, int tokens, int top_k, const Read& read, const Body& body) {
   if constexpr (requires { Team::kOneLane; }) {  // the same, of which a compiler makes more
     for (int t = 0; t < tokens; ++t)
-      for (int k = 0; k < top_k; ++k) body(static_cast<int64_t>(t) * top_k + k, t, k, true);
+      for (int k = 0; k < top_k; ++k) {
+        const int64_t i = static_cast<int64_t>(t) * top_k + k;
+        body(read(i, t, k), i, t, k, true);
+      }
     return;
   }
   const WarpRange mine(team, tokens);
@@ -130,23 +154,42 @@ FLEXEP_HD void for_warp_slots(const Team& team, int tokens, int top_k, Body body
                 end = static_cast<int64_t>(mine.end) * top_k;
   if (begin == end) return;
   const int whole = team.width() / top_k, rest = team.width() % top_k;
-  int t = mine.begin + team.lane() / top_k, k = team.lane() % top_k;
-  for (int64_t at = begin; at < end; at += team.width()) {
-    const int64_t i = at + team.lane();
-    body(i, t, k, i < end);
-    t += whole, k += rest;
-    if (k >= top_k) k -= top_k, ++t;
+  struct Slot {
+    int64_t i;
+    int t, k;
+  } slot{begin + team.lane(), mine.begin + team.lane() / top_k, team.lane() % top_k};
+  const auto go_on = [&](Slot& from) {
+    from.i += team.width(), from.t += whole, from.k += rest;
+    if (from.k >= top_k) from.k -= top_k, ++from.t;
+  };
+  for (int64_t at = begin; at < end;) {
+    decltype(read(0, 0, 0)) values[kReadAtOnce]{};
+    Slot ahead = slot;
+    FLEXEP_UNROLL
+    for (int j = 0; j < kReadAtOnce; ++j, go_on(ahead))
+      if (ahead.i < end) values[j] = read(ahead.i, ahead.t, ahead.k);
+    FLEXEP_ROLLED
+    for (int j = 0; j < kReadAtOnce && at < end; ++j, at += team.width(), go_on(slot))
+      body(nth(values, j), slot.i, slot.t, slot.k, slot.i < end);
   }
 }
 
-/// Calls body(t, k, valid) for the slots of this warp's tokens, a slot a lane, whole tokens together: lanes
-/// [lane - k, lane - k + top_k) hold one. All lanes of the warp call equally often.
-template <class Team, class Body>
-FLEXEP_HD void for_warp_tokens(const Team& team, int tokens, int top_k, Body body) {
+/// Calls body(value, t, k, valid) for the slots of this warp's tokens, a slot a lane, whole tokens together: lanes
+/// [lane - k, lane - k + top_k) hold one. All lanes of the warp call equally often. value: read(t, k), as above.
+template <class Team, class Read, class Body>
+FLEXEP_HD void for_warp_tokens(const Team& team, int tokens, int top_k, const Read& read, const Body& body) {
   const WarpRange mine(team, tokens);
   const int whole = team.width() / top_k, token = team.lane() / top_k, k = team.lane() % top_k;
-  for (int t = mine.begin; t < mine.end; t += whole)
-    body(t + token, k, token < whole && t + token < mine.end);
+  const auto is_slot = [&](int t) { return token < whole && t + token < mine.end; };
+  for (int t = mine.begin; t < mine.end;) {
+    decltype(read(0, 0)) values[kReadAtOnce]{};
+    FLEXEP_UNROLL
+    for (int j = 0; j < kReadAtOnce; ++j)
+      if (is_slot(t + j * whole)) values[j] = read(t + j * whole + token, k);
+    FLEXEP_ROLLED
+    for (int j = 0; j < kReadAtOnce && t < mine.end; ++j, t += whole)
+      body(nth(values, j), t + token, k, is_slot(t));
+  }
 }
 
 /// Runs all phases of a step by one lane. `shared`: the step's shared_ints(1, 1).

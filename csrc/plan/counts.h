@@ -93,16 +93,20 @@ struct CountSlots {
     ranks.clear(team);
     over.clear(team);
     int32_t bad = 0;
-    for_warp_slots(team, tokens, top_k, [&](int64_t i, int t, int k, bool valid) {
-      const int64_t id = valid ? topk_idx[i] : -1;
-      const int p = place(id);
-      bad += p < 0 && id != -1;
-      if (weights && valid) bad += weights[i] != weights[i];
-      const int32_t mine = places.add(team, p, team.peers(p));
+    struct Read {
+      int place = -1, rank = -1, bad = 0;
+    };
+    const auto read = [&](int64_t i, int, int) {
+      const int64_t id = topk_idx[i];
+      const int p = place(id), is_nan = weights && weights[i] != weights[i];
+      return Read{p, p < 0 ? -1 : table.rank_of_place[p], is_nan + (p < 0 && id != -1)};
+    };
+    for_warp_slots(team, tokens, top_k, read, [&](const Read& slot, int64_t i, int t, int k, bool valid) {
+      bad += slot.bad;
+      const int32_t mine = places.add(team, slot.place, team.peers(slot.place));
       if (valid) number[i] = mine;
-      const int r = p < 0 ? -1 : table.rank_of_place[p];
-      count_first(team, on_rank, ranks, r, t, k);
-      if (domains > 0) count_first(team, in_domain, over, r < 0 ? -1 : r / hop, t, k);
+      count_first(team, on_rank, ranks, slot.rank, t, k);
+      if (domains > 0) count_first(team, in_domain, over, slot.rank < 0 ? -1 : slot.rank / hop, t, k);
     });
     const auto all_bad = static_cast<int32_t>(team.warp_sum(bad));
     if (team.lane() == 0) wrong.counts[team.warp()] = all_bad;
@@ -112,9 +116,13 @@ struct CountSlots {
     over.finish(team, mine + E + R);
     wrong.finish(team, mine + E + R + domains);
     if (warps == 1) return;
-    for_warp_slots(team, tokens, top_k, [&](int64_t i, int, int, bool valid) {
-      const int p = valid ? place(topk_idx[i]) : -1;
-      if (p >= 0) number[i] += places.below(team, p);
+    struct Numbered {
+      int place = -1;
+      int32_t number = -1;
+    };
+    const auto read_back = [&](int64_t i, int, int) { return Numbered{place(topk_idx[i]), number[i]}; };
+    for_warp_slots(team, tokens, top_k, read_back, [&](const Numbered& slot, int64_t i, int, int, bool) {
+      if (slot.place >= 0) number[i] = slot.number + places.below(team, slot.place);
     });
   }
 };

@@ -53,12 +53,22 @@ struct PlanPermutation {
     return e >= 0 && e < experts ? static_cast<int>(e) : e == -1 ? -1 : experts;
   }
 
+  struct Numbered {
+    int key = -1;
+    int32_t number = -1;
+  };
+  /// What is known of a slot once it is numbered, among those of its block in the end.
+  FLEXEP_HD auto numbered() const {
+    return [this](int64_t i, int, int) { return Numbered{key(i), row_map[i]}; };
+  }
+
   template <class Team>
   FLEXEP_HD void number_slots(const Team& team, int32_t* shared) const {
     const KeyCounts seen{shared, keys()};
     seen.clear(team);
-    for_warp_slots(team, tokens, top_k, [&](int64_t i, int, int, bool valid) {
-      const int e = valid ? key(i) : -1;
+    const auto read = [this](int64_t i, int, int) { return key(i); };
+    for_warp_slots(team, tokens, top_k, read, [&](int key, int64_t i, int, int, bool valid) {
+      const int e = valid ? key : -1;
       const int32_t number = seen.add(team, e, team.peers(e));
       if (!valid) return;
       row_map[i] = number;
@@ -66,9 +76,8 @@ struct PlanPermutation {
     });
     seen.finish(team, workspace + static_cast<int64_t>(team.block()) * keys());
     if (team.warps() == 1) return;
-    for_warp_slots(team, tokens, top_k, [&](int64_t i, int, int, bool valid) {
-      const int e = valid ? key(i) : -1;
-      if (e >= 0) row_map[i] += seen.below(team, e);
+    for_warp_slots(team, tokens, top_k, numbered(), [&](const Numbered& slot, int64_t i, int, int, bool) {
+      if (slot.key >= 0) row_map[i] = slot.number + seen.below(team, slot.key);
     });
   }
 
@@ -89,10 +98,10 @@ struct PlanPermutation {
     const int32_t cut = limits[0], rows = limits[1];
     if (team.block() == 0) report(team, kept, lost, rows, scratch);
     clear_padding(team, start, kept, rows);
-    for_warp_slots(team, tokens, top_k, [&](int64_t i, int, int, bool valid) {
-      const int e = valid ? key(i) : -1;
+    for_warp_slots(team, tokens, top_k, numbered(), [&](const Numbered& slot, int64_t i, int, int, bool) {
+      const int e = slot.key;
       if (e < 0) return;
-      const int32_t number = e < E ? first[e] + row_map[i] : cut;
+      const int32_t number = e < E ? first[e] + slot.number : cut;
       const int32_t row = number < cut ? start[e] + number : -1;
       row_map[i] = row;
       if (row >= 0) row_src[row] = static_cast<int32_t>(i);

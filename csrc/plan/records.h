@@ -23,6 +23,11 @@ struct TokenSlots {
   const int32_t *ids, *rows, *weights;
 };
 
+/// One slot of a token.
+struct TokenSlot {
+  int32_t token = 0, id = -1, row = -1, weight = 0;
+};
+
 /// Where records are written; no memory: none are.
 struct Records {
   RecordShape shape;
@@ -46,8 +51,7 @@ struct Records {
   }
 
   /// What a lane holds of the slot that it stands for: see for_warp_tokens. `begin`: the lane of its token's first.
-  struct Slot {
-    int32_t token, id, row, weight;
+  struct Slot : TokenSlot {
     int begin;
   };
   /// By a warp, a record after the other, its lanes side by side over the record's integers: what each of `leaving`

@@ -35,11 +35,11 @@ struct RelayRecords {
       const int32_t here = *used;
       for (int64_t q = grid_rank(team); q < order.rows; q += grid_size(team))
         token[q] = q < here ? record(static_cast<int>(q))[0] : -1;
-      const auto find_member = [&](int64_t, int q, int k) {
+      const auto read = [&](int64_t, int q, int k) {
         const int member = q < here ? members(q)[k] : -1;
         return member < order.owners ? member : -1;  // what never arrived may say anything
       };
-      order.number(team, workspace, shared, find_member, members);
+      order.number(team, workspace, shared, read, [](int member, int64_t) { return member; }, members);
     } else {
       const auto slots = [&](int q) {
         return TokenSlots{record(q)[0], members(q), record(q) + rail_shape.row(0),

@@ -33,16 +33,16 @@ struct SendOrder {
     return 2 * static_cast<int64_t>(owners) + BlockCounts::scratch_ints(owners, lanes);
   }
 
-  /// ids(t): the ids of the slots of row t. find_id(i, t, k) says or makes one of them before, once.
+  /// ids(t): the ids of the slots of row t. find_id(read(i, t, k), i) says or makes one of them before, once.
   /// Leaves in `order` the number, among the block's, of those slots that are their row's first of an owner.
-  template <class Team, class FindId, class Ids>
-  FLEXEP_HD void number(const Team& team, int32_t* workspace, int32_t* shared, const FindId& find_id,
-                        const Ids& ids) const {
+  template <class Team, class Read, class FindId, class Ids>
+  FLEXEP_HD void number(const Team& team, int32_t* workspace, int32_t* shared, const Read& read,
+                        const FindId& find_id, const Ids& ids) const {
     const KeyCounts leaving{shared, owners};
     const FirstSlots first(team, shared + KeyCounts::ints(owners, team.warps()), owners);
     leaving.clear(team);
-    for_warp_slots(team, rows, top_k, [&](int64_t i, int t, int k, bool valid) {
-      const int owner = owner_of(valid ? find_id(i, t, k) : -1);
+    for_warp_slots(team, rows, top_k, read, [&](const auto& slot, int64_t i, int t, int k, bool valid) {
+      const int owner = owner_of(valid ? find_id(slot, i) : -1);
       const uint32_t same = team.peers(owner);
       const bool leaves = first.is_first(team, owner, t, k, same);
       const int32_t number = leaving.add(team, leaves ? owner : -1, same & team.ballot(leaves));
@@ -53,8 +53,13 @@ struct SendOrder {
     });
     leaving.finish(team, workspace + static_cast<int64_t>(team.block()) * owners);
     if (team.warps() == 1) return;
-    for_warp_slots(team, rows, top_k, [&](int64_t i, int t, int k, bool valid) {
-      if (valid && order[i] >= 0) order[i] += leaving.below(team, owner_of(ids(t)[k]));
+    struct Numbered {
+      int32_t number = -1;
+      int id = -1;
+    };
+    const auto read_back = [&](int64_t i, int t, int k) { return Numbered{order[i], ids(t)[k]}; };
+    for_warp_slots(team, rows, top_k, read_back, [&](const Numbered& slot, int64_t i, int, int, bool) {
+      if (slot.number >= 0) order[i] = slot.number + leaving.below(team, owner_of(slot.id));
     });
   }
 
@@ -71,9 +76,11 @@ struct SendOrder {
     if constexpr (requires { Team::kOneLane; })
       place_alone(team, first, slots, records);
     else
-      for_warp_tokens(team, rows, top_k, [&](int t, int k, bool valid) {
-        place_slot(team, first, slots, records, t, k, valid);
-      });
+      for_warp_tokens(
+          team, rows, top_k, [&](int t, int k) { return read_slot(slots(t), records.shape, t, k); },
+          [&](const Leaving& slot, int t, int k, bool valid) {
+            place_slot(team, first, slot, records, t, k, valid);
+          });
   }
 
  private:
@@ -109,11 +116,12 @@ struct SendOrder {
   template <class Team, class Slots>
   FLEXEP_HD void place_alone(const Team& team, const int32_t* first, const Slots& slots,
                              const Records& records) const {
-    for_warp_slots(team, rows, top_k, [&](int64_t i, int t, int k, bool) {
-      if (order[i] < 0) return;
+    const auto read = [this](int64_t i, int, int) { return order[i]; };
+    for_warp_slots(team, rows, top_k, read, [&](int32_t number, int64_t i, int t, int k, bool) {
+      if (number < 0) return;
       const TokenSlots mine = slots(t);
       const int owner = owner_of(mine.ids[k]);
-      const int32_t position = first[owner] + order[i];
+      const int32_t position = first[owner] + number;
       list_owner(i - k, mine.ids, owner * unit, position);
       if (position >= num_send) return;
       send_token[position] = t;
@@ -136,19 +144,23 @@ struct SendOrder {
       send[k] = static_cast<uint32_t>(ids[k] - first_id) < size ? position : send[k];
   }
 
-  /// The same where the lanes of a warp hold the slots of a row: what each has loaded, all at once, it shows the others.
-  template <class Team, class Slots>
-  FLEXEP_HD void place_slot(const Team& team, const int32_t* first, const Slots& slots,
+  /// A slot, and its number among those that leave for its owner; -1: another of its row does.
+  struct Leaving {
+    int32_t number = -1;
+    TokenSlot slot;
+  };
+  FLEXEP_HD Leaving read_slot(const TokenSlots& all, const RecordShape& shape, int t, int k) const {
+    return {order[static_cast<int64_t>(t) * top_k + k],
+            {all.token, all.ids[k], all.rows[k], shape.has_weights ? all.weights[k] : 0}};
+  }
+
+  /// The same where the lanes of a warp hold the slots of a row: what each has read it shows the others.
+  template <class Team>
+  FLEXEP_HD void place_slot(const Team& team, const int32_t* first, const Leaving& leaving,
                             const Records& records, int t, int k, bool valid) const {
     const int64_t at = static_cast<int64_t>(t) * top_k;
-    int32_t number = -1;
-    Records::Slot mine{0, -1, -1, 0, team.lane() - k};
-    if (valid) {
-      const TokenSlots all = slots(t);
-      number = order[at + k];
-      mine.token = all.token, mine.id = all.ids[k], mine.row = all.rows[k];
-      if (records.shape.has_weights) mine.weight = all.weights[k];
-    }
+    const int32_t number = leaving.number;
+    const Records::Slot mine{leaving.slot, team.lane() - k};
     const int owner = owner_of(mine.id);
     const int32_t position = number < 0 ? -1 : first[owner] + number;
     int owners_here = 0, lower = 0;  // owners of the row, and of them those below this one

@@ -57,10 +57,21 @@ MUTANTS = {
     ),
     "slots of lower warps are forgotten": (
         "plan/counts.h",
-        "number[i] += places.below(team, p);",
-        "(void)p;",
+        "number[i] = slot.number + places.below(team, slot.place);",
+        "(void)i;",
     ),
     "peers are added up before all are counted": ("plan/peers.h", "team.sync();\n", ""),
+    "a batch gets what another has read": ("plan/block.h", "if (i == j) found", "if (i > j) found"),
+    "only the first batches are read": (
+        "plan/block.h",
+        "if (ahead.i < end) values",
+        "if (ahead.i < end && at == begin) values",
+    ),
+    "slots that leave are read for the wrong token": (
+        "plan/block.h",
+        "read(t + j * whole + token, k)",
+        "read(t + token, k)",
+    ),
     "a map keeps old words": ("plan/receive.h", "if (row_map) row_map[i] = -1;", ""),
     "the first block alone has a layout": (
         "plan/assign.h",
