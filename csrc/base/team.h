@@ -26,6 +26,7 @@ struct Lane {
 /// they cannot be alike. One 32-bit division: a GPU has no 64-bit one.
 struct Share {
   int begin, end;
+  FLEXEP_HD constexpr explicit Share(int n) : begin(0), end(n) {}  // all of it
   FLEXEP_HD constexpr Share(int n, int part, int parts) : begin(0), end(0) {
     const auto each = static_cast<int>(static_cast<std::uint32_t>(n) / static_cast<std::uint32_t>(parts));
     const int longer = n - each * parts;

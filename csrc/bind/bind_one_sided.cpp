@@ -63,8 +63,11 @@ void bind_one_sided(py::module_& m) {
          double seconds) { return plan_on_host(windows, ranks, {counts, records, seconds}); },
       unlocked, py::arg("windows"), py::arg("ranks"), py::arg("counts_op"), py::arg("records_op"),
       py::arg("seconds"));
-  m.def("count_on_device", &count_on_device, unlocked, py::arg("world"), py::arg("steps"), py::arg("boards"),
-        py::arg("op"), py::arg("seconds"), py::arg("stream"));
+  py::class_<SlotsToCount>(m, "SlotsToCount")
+      .def(py::init<std::vector<CountSlots>, std::vector<Address>, int>(), py::arg("steps"),
+           py::arg("boards"), py::arg("op"));
+  m.def("count_on_device", &count_on_device, unlocked, py::arg("world"), py::arg("slots"), py::arg("seconds"),
+        py::arg("stream"));
   m.def(
       "plan_on_device",
       [](const DeviceWorld& world, const std::vector<OneSidedPlan>& ranks, int counts, int records,
@@ -72,6 +75,14 @@ void bind_one_sided(py::module_& m) {
          Address stream) { plan_on_device(world, ranks, {counts, records, seconds}, stream); },
       unlocked, py::arg("world"), py::arg("ranks"), py::arg("counts_op"), py::arg("records_op"),
       py::arg("seconds"), py::arg("stream"));
+  m.def(
+      "count_and_plan_on_device",
+      [](const DeviceWorld& world, const SlotsToCount& slots, const std::vector<OneSidedPlan>& ranks,
+         int counts, int records, double seconds, Address stream) {
+        count_and_plan_on_device(world, slots, ranks, {counts, records, seconds}, stream);
+      },
+      unlocked, py::arg("world"), py::arg("slots"), py::arg("ranks"), py::arg("counts_op"),
+      py::arg("records_op"), py::arg("seconds"), py::arg("stream"));
 }
 
 }  // namespace flexep

@@ -24,18 +24,17 @@ class CtaBlock {
   __device__ void warp_sync() const { __syncwarp(); }
   __device__ uint32_t peers(int32_t key) const { return __match_any_sync(kAll, key); }
   __device__ uint32_t ballot(bool yes) const { return __ballot_sync(kAll, yes); }
-  __device__ int64_t warp_sum(int64_t value) const {
-    for (int step = kWidth / 2; step; step /= 2) value += __shfl_xor_sync(kAll, value, step);
-    return value;
+  __device__ int64_t warp_sum(int64_t value) const {  // of halves whose sums fit: one instruction each
+    constexpr int kBits = 26;
+    const int64_t low = __reduce_add_sync(kAll, static_cast<unsigned>(value) & ((1u << kBits) - 1));
+    const int64_t high = __reduce_add_sync(kAll, static_cast<unsigned>(value >> kBits));
+    return (high << kBits) + low;
   }
-  __device__ int64_t warp_max(int64_t value) const {
-    for (int step = kWidth / 2; step; step /= 2) value = max(value, __shfl_xor_sync(kAll, value, step));
-    return value;
-  }
-  __device__ int64_t warp_scan(int64_t value) const {
-    int64_t sum = value;
+  __device__ int32_t warp_max(int32_t value) const { return __reduce_max_sync(kAll, value); }
+  __device__ int32_t warp_scan(int32_t value) const {
+    int32_t sum = value;
     for (int step = 1; step < kWidth; step *= 2) {
-      const int64_t lower = __shfl_up_sync(kAll, sum, step);
+      const int32_t lower = __shfl_up_sync(kAll, sum, step);
       if (lane() >= step) sum += lower;
     }
     return sum - value;

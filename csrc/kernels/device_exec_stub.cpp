@@ -29,12 +29,13 @@ void launch_collect(const DeviceWorld&, const std::vector<CollectArgs>&, int, do
   refuse();
 }
 void launch_leave(const DeviceWorld&, std::uintptr_t) { refuse(); }
-void count_on_device(const DeviceWorld&, const std::vector<CountSlots>&, const std::vector<std::uintptr_t>&,
-                     int, double, std::uintptr_t) {
-  refuse();
-}
+void count_on_device(const DeviceWorld&, const SlotsToCount&, double, std::uintptr_t) { refuse(); }
 void plan_on_device(const DeviceWorld&, const std::vector<OneSidedPlan>&, const PlanMessages&,
                     std::uintptr_t) {
+  refuse();
+}
+void count_and_plan_on_device(const DeviceWorld&, const SlotsToCount&, const std::vector<OneSidedPlan>&,
+                              const PlanMessages&, std::uintptr_t) {
   refuse();
 }
 class SendAhead::Streams {};

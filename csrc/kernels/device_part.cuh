@@ -237,7 +237,7 @@ __device__ Moved play(CtaPart& part, int op, int* said, const typename Teams::Ar
 }
 
 /// Calls launch(n), a constant: of how many ranks a launch has room for arguments. Those of all that may be hosted are
-/// up to 20 KB, which cost the host 3 us a launch and the GPU 2 before it begins, so a single rank has kernels of its own.
+/// up to 20 KB, which cost the host 3 us a launch (docs/decisions/crews.md), so a single rank has kernels of its own.
 template <class F>
 void with_room(int hosted, const F& launch) {
   if (hosted == 1)

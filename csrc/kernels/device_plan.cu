@@ -1,5 +1,7 @@
 #include <cooperative_groups.h>
 
+#include <algorithm>
+
 #include "kernels/cta_block.cuh"
 #include "kernels/device_part.cuh"
 #include "kernels/one_sided_plan.h"
@@ -59,6 +61,22 @@ __device__ void deal(const Step& step, const CtaOfRank& cta, int blocks, std::in
   }
 }
 
+/// What a CTA does to count and to tell. Its operation has begun, if `begun`.
+template <bool kSpills, int kRanks>
+__device__ void count_and_tell(const CountLaunch<kRanks>& launch, const CtaOfRank& cta, CtaPart& part,
+                               bool begun, std::int32_t* on_chip, int* said) {
+  const auto& rank = launch.ranks[cta.hosted];
+  deal<0, kSpills>(rank.step, cta, rank.blocks, on_chip, launch.spilled);
+  all_meet();
+  if (cta.number == 0) {  // by one CTA, which then need not wait for others before it tells
+    std::int32_t* const shared = shared_of<kSpills>(rank.step, 0, rank.blocks, on_chip, launch.spilled);
+    rank.step.add_blocks(CtaBlock(0, rank.blocks), 0, 1, shared);
+    __syncthreads();
+    if (begun) part.count(play<PublishTeams>(part, launch.op, said, rank.said), launch.op);
+  }
+  part.pass(true);
+}
+
 template <bool kSpills, int kRanks>
 __global__ void __launch_bounds__(kCtaLanes, kCtasOfSm)
     run_count_cta(const __grid_constant__ CountLaunch<kRanks> launch) {
@@ -66,18 +84,9 @@ __global__ void __launch_bounds__(kCtaLanes, kCtasOfSm)
   __shared__ CtaTables tables;
   __shared__ int said;
   const CtaOfRank cta = CtaOfRank::of_grid(RecordTeams::ctas(launch.world.layout.shape));
-  const auto& rank = launch.ranks[cta.hosted];
   CtaPart part(launch.world, tables, cta, PublishTeams::slice(cta.number));
   const bool begun = part.begin(launch.op);
-  deal<0, kSpills>(rank.step, cta, rank.blocks, on_chip, launch.spilled);
-  all_meet();
-  if (cta.number == 0) {  // by one CTA, which then need not wait for others before it tells
-    std::int32_t* const shared = shared_of<kSpills>(rank.step, 0, rank.blocks, on_chip, launch.spilled);
-    rank.step.add_blocks(CtaBlock(0, rank.blocks), 0, 1, shared);
-    __syncthreads();
-    if (begun) part.count(play<PublishTeams>(part, launch.op, &said, rank.said), launch.op);
-  }
-  part.pass(true);
+  count_and_tell<kSpills>(launch, cta, part, begun, on_chip, &said);
   part.end();
 }
 
@@ -144,16 +153,11 @@ class PlanCta {
   int* said_;
 };
 
+/// All of a CTA's plan. Its operation has begun, if `begun`.
 template <bool kSpills, int kRanks>
-__global__ void __launch_bounds__(kCtaLanes, kCtasOfSm)
-    run_plan_cta(const __grid_constant__ PlanLaunch<kRanks> launch) {
-  extern __shared__ std::int32_t on_chip[];
-  __shared__ CtaTables tables;
-  __shared__ int said;
-  const CtaOfRank cta = CtaOfRank::of_grid(RecordTeams::ctas(launch.world.layout.shape));
-  CtaPart part(launch.world, tables, cta, RecordTeams::slice(cta.number));
-  const PlanCta plan(launch, cta, part, &said);
-  const bool begun = part.begin(launch.records_op);
+__device__ void make_plan(const PlanLaunch<kRanks>& launch, const CtaOfRank& cta, CtaPart& part, bool begun,
+                          std::int32_t* on_chip, int* said) {
+  const PlanCta plan(launch, cta, part, said);
   if (begun) plan.template assign<0, kSpills>(on_chip);
   all_meet();
   const bool drops = plan.drops();
@@ -163,57 +167,127 @@ __global__ void __launch_bounds__(kCtaLanes, kCtasOfSm)
   plan.exchange(begun);
   all_meet();
   plan.receive();
+}
+
+template <bool kSpills, int kRanks>
+__global__ void __launch_bounds__(kCtaLanes, kCtasOfSm)
+    run_plan_cta(const __grid_constant__ PlanLaunch<kRanks> launch) {
+  extern __shared__ std::int32_t on_chip[];
+  __shared__ CtaTables tables;
+  __shared__ int said;
+  const CtaOfRank cta = CtaOfRank::of_grid(RecordTeams::ctas(launch.world.layout.shape));
+  CtaPart part(launch.world, tables, cta, RecordTeams::slice(cta.number));
+  const bool begun = part.begin(launch.records_op);
+  make_plan<kSpills>(launch, cta, part, begun, on_chip, &said);
   part.end();
 }
 
-/// Sees to shape and shared memory: all ranks' steps have lanes alike, which their experts and ranks decide. fill(i, blocks).
-template <class Launch, class Step, class Fill>
-void launch_blocks(void (*on_chip)(Launch), void (*spills)(Launch), Launch& launch, const DeviceWorld& world,
-                   const std::vector<Step>& steps, const Fill& fill, std::uintptr_t stream) {
-  PlanShape shape{};
-  for (std::size_t i = 0; i < steps.size(); ++i)
-    shape = plan_shape(steps[i], kCtaLanes), fill(i, shape.blocks);
-  launch.spilled = spilled_ints(steps.front(), shape.lanes);
-  const int ctas = RecordTeams::ctas(world.shape);
-  const std::int64_t shared = steps.front().shared_ints(shape.lanes / kWarp, shape.lanes);
-  if (launch.spilled > 0)
-    start(spills, launch, world.hosted, ctas, shape.lanes, 0, stream);
-  else
-    start(on_chip, launch, world.hosted, ctas, shape.lanes, sizeof(std::int32_t) * shared, stream);
+/// Both, of one rank: a launch carries no more arguments.
+struct CountAndPlanLaunch {
+  CountLaunch<1> count;
+  PlanLaunch<1> plan;
+};
+
+__global__ void __launch_bounds__(kCtaLanes, kCtasOfSm)
+    run_count_and_plan_cta(const __grid_constant__ CountAndPlanLaunch launch) {
+  extern __shared__ std::int32_t on_chip[];
+  __shared__ CtaTables tables;
+  __shared__ int said;
+  const LaunchedWorld& world = launch.count.world;
+  const CtaOfRank cta = CtaOfRank::of_grid(RecordTeams::ctas(world.layout.shape));
+  // The first CTA, which tells, has slice 0, as PublishTeams wants it.
+  CtaPart part(world, tables, cta, RecordTeams::slice(cta.number));
+  const bool begun = part.begin(launch.count.op);
+  count_and_tell<false>(launch.count, cta, part, begun, on_chip, &said);
+  all_meet();
+  make_plan<false>(launch.plan, cta, part, begun && !part.stopped(), on_chip, &said);
+  part.end();
+}
+
+/// Blocks and lanes of a step, ints of a block in global memory that stand in for shared ones, and shared ones. All ranks'
+/// steps have lanes alike, which their experts and ranks decide.
+struct BlockLaunch {
+  PlanShape shape;
+  std::int64_t spilled, shared;
+
+  template <class Step>
+  explicit BlockLaunch(const Step& step)
+      : shape(plan_shape(step, kCtaLanes)),
+        spilled(spilled_ints(step, shape.lanes)),
+        shared(step.shared_ints(shape.lanes / kWarp, shape.lanes)) {}
+  std::size_t shared_bytes() const { return spilled > 0 ? 0 : sizeof(std::int32_t) * shared; }
+};
+
+template <int kRanks>
+CountLaunch<kRanks> count_launch(const LaunchedWorld& world, const SlotsToCount& slots) {
+  CountLaunch<kRanks> launch{world, checked_op(slots.op), BlockLaunch(slots.steps.front()).spilled, {}};
+  for (std::size_t i = 0; i < slots.steps.size(); ++i) {
+    const CountSlots& step = slots.steps[i];
+    launch.ranks[i] = {step,
+                       {step.said, step.said_ints(), reinterpret_cast<std::int32_t*>(slots.boards.at(i))},
+                       BlockLaunch(step).shape.blocks};
+  }
+  return launch;
+}
+
+ResolveAndAssign assign_step(const OneSidedPlan& plan) { return OneSidedSteps(plan.setup, plan.in).assign; }
+
+template <int kRanks>
+PlanLaunch<kRanks> plan_launch(const LaunchedWorld& world, const std::vector<OneSidedPlan>& plans,
+                               const PlanMessages& messages) {
+  PlanLaunch<kRanks> launch{world,
+                            plans.front().setup,
+                            checked_op(messages.counts),
+                            checked_op(messages.records),
+                            BlockLaunch(assign_step(plans.front())).spilled,
+                            {}};
+  for (std::size_t i = 0; i < plans.size(); ++i)
+    launch.ranks[i] = {plans[i].in, BlockLaunch(assign_step(plans[i])).shape.blocks};
+  return launch;
+}
+
+template <class Launch>
+void start_blocks(void (*on_chip)(Launch), void (*spills)(Launch), const Launch& launch,
+                  const DeviceWorld& world, const BlockLaunch& blocks, std::uintptr_t stream) {
+  start(blocks.spilled > 0 ? spills : on_chip, launch, world.hosted, RecordTeams::ctas(world.shape),
+        blocks.shape.lanes, blocks.shared_bytes(), stream);
 }
 
 }  // namespace
 
-void count_on_device(const DeviceWorld& world, const std::vector<CountSlots>& steps,
-                     const std::vector<std::uintptr_t>& boards, int op, double seconds,
+void count_on_device(const DeviceWorld& world, const SlotsToCount& slots, double seconds,
                      std::uintptr_t stream) {
   with_room(world.hosted, [&](auto ranks) {
-    CountLaunch<ranks> launch{launched_world(world, seconds), checked_op(op), 0, {}};
-    const auto fill = [&](std::size_t i, int blocks) {
-      const CountSlots& step = steps[i];
-      launch.ranks[i] = {
-          step, {step.said, step.said_ints(), reinterpret_cast<std::int32_t*>(boards.at(i))}, blocks};
-    };
-    launch_blocks(&run_count_cta<false, ranks>, &run_count_cta<true, ranks>, launch, world, steps, fill,
-                  stream);
+    start_blocks(&run_count_cta<false, ranks>, &run_count_cta<true, ranks>,
+                 count_launch<ranks>(launched_world(world, seconds), slots), world,
+                 BlockLaunch(slots.steps.front()), stream);
   });
 }
 
 void plan_on_device(const DeviceWorld& world, const std::vector<OneSidedPlan>& plans,
                     const PlanMessages& messages, std::uintptr_t stream) {
-  std::vector<ResolveAndAssign> steps;
-  for (const OneSidedPlan& one : plans) steps.push_back(OneSidedSteps(one.setup, one.in).assign);
   with_room(world.hosted, [&](auto ranks) {
-    PlanLaunch<ranks> launch{launched_world(world, messages.seconds),
-                             plans.front().setup,
-                             checked_op(messages.counts),
-                             checked_op(messages.records),
-                             0,
-                             {}};
-    const auto fill = [&](std::size_t i, int blocks) { launch.ranks[i] = {plans[i].in, blocks}; };
-    launch_blocks(&run_plan_cta<false, ranks>, &run_plan_cta<true, ranks>, launch, world, steps, fill,
-                  stream);
+    start_blocks(&run_plan_cta<false, ranks>, &run_plan_cta<true, ranks>,
+                 plan_launch<ranks>(launched_world(world, messages.seconds), plans, messages), world,
+                 BlockLaunch(assign_step(plans.front())), stream);
   });
+}
+
+void count_and_plan_on_device(const DeviceWorld& world, const SlotsToCount& slots,
+                              const std::vector<OneSidedPlan>& plans, const PlanMessages& messages,
+                              std::uintptr_t stream) {
+  const BlockLaunch count(slots.steps.front()), plan(assign_step(plans.front()));
+  const bool alike = count.spilled == 0 && plan.spilled == 0 && count.shape.lanes == plan.shape.lanes;
+  if (world.hosted > 1 || !alike) {
+    count_on_device(world, slots, messages.seconds, stream);
+    plan_on_device(world, plans, messages, stream);
+    return;
+  }
+  const LaunchedWorld launched = launched_world(world, messages.seconds);
+  const CountAndPlanLaunch launch{count_launch<1>(launched, slots),
+                                  plan_launch<1>(launched, plans, messages)};
+  start(&run_count_and_plan_cta, launch, world.hosted, RecordTeams::ctas(world.shape), plan.shape.lanes,
+        std::max(count.shared_bytes(), plan.shared_bytes()), stream);
 }
 
 }  // namespace flexep

@@ -1,6 +1,6 @@
 // The plan of a dispatch over windows that reach every rank, from what everybody has published to the maps of received
 // rows, in one call. On a GPU: one kernel for all hosted ranks, its messages included; and one that counts and publishes
-// before it.
+// before it, or the same one where nobody looks at what was published in between.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -30,12 +30,23 @@ struct PlanMessages {
 /// rows and it was not sent; none follows one that failed.
 std::vector<std::vector<Report>> plan_on_host(HostWindows& windows, const std::vector<OneSidedPlan>& ranks,
                                               const PlanMessages& messages);
-/// Counts slots and tells everybody what is said of them, in one launch. boards: addresses, one a hosted rank, of the
-/// [ranks, said_ints] where it gets everybody's. These throw as the operations of device_exec.h do.
-void count_on_device(const DeviceWorld& world, const std::vector<CountSlots>& steps,
-                     const std::vector<std::uintptr_t>& boards, int op, double seconds,
+
+/// The slots of the hosted ranks, to be counted and told in operation `op`. boards: addresses, one a hosted rank, of the
+/// [ranks, said_ints] where it gets what everybody says.
+struct SlotsToCount {
+  std::vector<CountSlots> steps;
+  std::vector<std::uintptr_t> boards;
+  int op;
+};
+/// Counts slots and tells everybody what is said of them, in one launch. These throw as the operations of device_exec.h
+/// do.
+void count_on_device(const DeviceWorld& world, const SlotsToCount& slots, double seconds,
                      std::uintptr_t stream);
-void plan_on_device(const DeviceWorld& world, const std::vector<OneSidedPlan>& ranks,
+void plan_on_device(const DeviceWorld& world, const std::vector<OneSidedPlan>& plans,
                     const PlanMessages& messages, std::uintptr_t stream);
+/// One after the other; of a single hosted rank in one launch, if there is room on the chip.
+void count_and_plan_on_device(const DeviceWorld& world, const SlotsToCount& slots,
+                              const std::vector<OneSidedPlan>& plans, const PlanMessages& messages,
+                              std::uintptr_t stream);
 
 }  // namespace flexep

@@ -72,6 +72,7 @@ struct AssignRows {
     int32_t* const rest = shared + E;
     const BlockCounts blocks{place_counts, team.blocks(), place_stride, E};
     blocks.sum(team, team.block(), first, nullptr, rest);
+    FLEXEP_ROLLED
     for (int p = team.rank(); p < E; p += team.size()) first[p] += base[p];
     team.sync();
     struct Read {
@@ -162,6 +163,7 @@ struct ResolveAndAssign : AssignRows {
   }
   template <class Team>
   FLEXEP_HD void copy_out(const Team& team, const ResolveRows& layout) const {
+    FLEXEP_ROLLED
     for (int p = team.rank(); p < table.experts; p += team.size())
       resolve.start[p] = layout.start[p], resolve.kept[p] = layout.kept[p];
   }

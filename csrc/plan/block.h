@@ -9,7 +9,8 @@
 //   warp_sync()               the lanes of a warp meet; earlier writes of each are visible to all
 //   peers(key)                lanes of the warp that called with the same key, as bits; all lanes call together
 //   ballot(yes)               lanes that called with true
-//   warp_sum, warp_max, warp_scan   over the lanes of a warp; the scan is of lower lanes only
+//   warp_sum                  over the lanes of a warp, of values in [0, 2^52)
+//   warp_max, warp_scan       likewise; the scan is of lower lanes only
 //   warp_get(value, lane)     the value of another lane, modulo the width; all lanes call together
 #pragma once
 #include <bit>
@@ -32,8 +33,8 @@ struct SoloBlock : Solo {
   FLEXEP_HD uint32_t peers(int32_t) const { return 1; }
   FLEXEP_HD uint32_t ballot(bool yes) const { return yes; }
   FLEXEP_HD int64_t warp_sum(int64_t value) const { return value; }
-  FLEXEP_HD int64_t warp_max(int64_t value) const { return value; }
-  FLEXEP_HD int64_t warp_scan(int64_t) const { return 0; }
+  FLEXEP_HD int32_t warp_max(int32_t value) const { return value; }
+  FLEXEP_HD int32_t warp_scan(int32_t) const { return 0; }
   FLEXEP_HD int32_t warp_get(int32_t value, int) const { return value; }
 };
 
@@ -61,7 +62,8 @@ FLEXEP_HD int lowest_bit(uint32_t bits) {
 #define FLEXEP_UNROLL
 #endif
 
-// A loop with a long body, of which once is enough: a step's instructions come from memory as its data do.
+// A loop that mostly runs once or twice: to a compiler that does not know it, copies of its body and the branches
+// between them are worth more than they are.
 #if defined(__CUDACC__)
 #define FLEXEP_ROLLED _Pragma("unroll 1")
 #else

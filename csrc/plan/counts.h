@@ -64,6 +64,7 @@ struct CountSlots {
     int32_t *const total = shared, *const scratch = shared + keys();
     const BlockCounts blocks{workspace + begin, team.blocks(), keys(), end - begin};
     blocks.sum(team, team.blocks(), total, nullptr, scratch);
+    FLEXEP_ROLLED
     for (int i = team.rank(); i < end - begin; i += team.size()) {
       if (begin + i + 1 < keys()) {
         said[kHeader + begin + i] = total[i];

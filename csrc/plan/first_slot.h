@@ -13,6 +13,7 @@ class FirstSlots {
   template <class Team>
   FLEXEP_HD FirstSlots(const Team& team, int32_t* last_token, int ranks)
       : last_token_(last_token + KeyCounts::ints(ranks, team.warp())) {
+    FLEXEP_ROLLED
     for (int r = team.lane(); r < ranks; r += team.width()) last_token_[r] = -1;
     team.warp_sync();
   }

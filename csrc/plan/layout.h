@@ -26,16 +26,23 @@ struct PlaceLayout {
   template <class Team>
   FLEXEP_HD Result operator()(const Team& team) const {
     const LaneRange mine(WarpLanes<Team>{team}, places);
-    const int32_t cut = find_cut(team, mine);
-    const int64_t held = padded_rows(mine, cut);
-    int64_t row = team.warp_scan(held);
-    const int64_t rows = team.warp_sum(held);
+    int32_t cut = INT32_MAX;
+    int64_t held = padded_rows(mine, cut), rows = team.warp_sum(held);
+    if (capacity >= 0) {
+      cut = team.warp_max(highest(mine));
+      if (rows > capacity) {
+        cut = largest_cut(team, mine, cut);
+        held = padded_rows(mine, cut), rows = team.warp_sum(held);
+      }
+    }
+    int32_t row = team.warp_scan(static_cast<int32_t>(held));
+    FLEXEP_ROLLED
     for (int p = mine.begin; p < mine.end; ++p) {
       const int32_t count = kept[p], keep = count < cut ? count : cut;
       kept[p] = keep;
       dropped[p] = count - keep;
-      start[p] = static_cast<int32_t>(row);
-      row += padded(keep, alignment);
+      start[p] = row;
+      row += static_cast<int32_t>(padded(keep, alignment));
     }
     return {cut, rows};
   }
@@ -48,30 +55,33 @@ struct PlaceLayout {
   }
 
  private:
-  FLEXEP_HD int64_t padded_rows(const LaneRange& mine, int64_t c) const {
+  FLEXEP_HD int64_t padded_rows(const LaneRange& mine, int32_t cut) const {
     int64_t rows = 0;
-    for (int p = mine.begin; p < mine.end; ++p)
-      rows += padded(kept[p] < c ? kept[p] : static_cast<int32_t>(c), alignment);
+    FLEXEP_ROLLED
+    for (int p = mine.begin; p < mine.end; ++p) rows += padded(kept[p] < cut ? kept[p] : cut, alignment);
     return rows;
   }
 
-  template <class Team>
-  FLEXEP_HD int32_t find_cut(const Team& team, const LaneRange& mine) const {
-    if (capacity < 0) return INT32_MAX;
-    int64_t high = 0;
+  FLEXEP_HD int32_t highest(const LaneRange& mine) const {
+    int32_t high = 0;
+    FLEXEP_ROLLED
     for (int p = mine.begin; p < mine.end; ++p) high = kept[p] > high ? kept[p] : high;
-    high = team.warp_max(high);
-    if (team.warp_sum(padded_rows(mine, high)) <= capacity) return static_cast<int32_t>(high);
+    return high;
+  }
+
+  /// That fits, below the highest count, which does not.
+  template <class Team>
+  FLEXEP_HD int32_t largest_cut(const Team& team, const LaneRange& mine, int32_t high) const {
     // Between two multiples of the alignment the padded rows do not change, so the largest cut is a multiple.
-    int64_t fits = 0, above = static_cast<int32_t>(high) / alignment;
+    int32_t fits = 0, above = high / alignment;
     while (fits < above) {
-      const int64_t m = fits + (above - fits + 1) / 2;
+      const int32_t m = fits + (above - fits + 1) / 2;
       if (team.warp_sum(padded_rows(mine, m * alignment)) <= capacity)
         fits = m;
       else
         above = m - 1;
     }
-    return static_cast<int32_t>(fits * alignment);
+    return fits * alignment;
   }
 };
 

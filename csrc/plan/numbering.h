@@ -18,6 +18,7 @@ struct KeyCounts {
   template <class Team>
   FLEXEP_HD void clear(const Team& team) const {
     int32_t* const mine = of_warp(team);
+    FLEXEP_ROLLED
     for (int key = team.lane(); key < keys; key += team.width()) mine[key] = 0;
     team.warp_sync();
   }
@@ -40,6 +41,7 @@ struct KeyCounts {
   template <class Team>
   FLEXEP_HD void finish(const Team& team, int32_t* totals) const {
     team.sync();
+    FLEXEP_ROLLED
     for (int key = team.rank(); key < keys; key += team.size()) totals[key] = scan_warps(team, key);
     team.sync();
   }
@@ -60,6 +62,7 @@ struct KeyCounts {
   FLEXEP_HD int32_t scan_warps(const Team& team, int key) const {
     constexpr int kBatch = 8;  // loads in flight
     int32_t sum = 0;
+    FLEXEP_ROLLED
     for (int first = 0; first < team.warps(); first += kBatch) {
       int32_t n[kBatch];
       FLEXEP_UNROLL
@@ -96,16 +99,22 @@ struct BlockCounts {
     int32_t* const part_below = parts == 1 ? below : scratch;
     int32_t* const part_total = parts == 1 ? total : scratch + static_cast<int64_t>(parts) * keys;
     team.sync();
+    FLEXEP_ROLLED
     for (int i = team.rank(); i < parts * keys; i += team.size()) {
-      const int part = i / keys;
-      const Sums sums = sum_column(i - part * keys, part, parts, row);
+      const int part = parts == 1 ? 0 : i / keys;
+      const int key = i - part * keys;
+      const Share mine = parts == 1 ? Share(rows) : Share(rows, part, parts);
+      const bool few = rows <= kFew * parts;
+      const Sums sums = few ? sum_column<kFew>(key, mine, row) : sum_column<kMany>(key, mine, row);
       part_below[i] = sums.below;
       if (part_total) part_total[i] = sums.total;
     }
     team.sync();
     if (parts == 1) return;
+    FLEXEP_ROLLED
     for (int key = team.rank(); key < keys; key += team.size()) {
       Sums sums{0, 0};
+      FLEXEP_ROLLED
       for (int part = 0; part < parts; ++part) {
         sums.below += part_below[part * keys + key];
         sums.total += part_total[part * keys + key];
@@ -121,10 +130,12 @@ struct BlockCounts {
     int32_t below, total;
   };
 
-  FLEXEP_HD Sums sum_column(int key, int part, int parts, int row) const {
-    constexpr int kBatch = 16;  // loads in flight
-    const Share mine(rows, part, parts);
+  // Loads in flight: all of 4096 tokens with 8 slots, and for few blocks no more instructions than they need.
+  static constexpr int kFew = 4, kMany = 32;
+  template <int kBatch>
+  FLEXEP_HD Sums sum_column(int key, const Share& mine, int row) const {
     Sums sums{0, 0};
+    FLEXEP_ROLLED
     for (int first = mine.begin; first < mine.end; first += kBatch) {
       const int32_t* const here = counts + static_cast<int64_t>(first) * stride + key;
       int32_t n[kBatch];

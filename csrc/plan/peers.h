@@ -55,6 +55,7 @@ struct PeerCounts {
   FLEXEP_HD void phase(const Team& team, int32_t*) const {
     if (team.block() > 0) return;
     const int R = sent.ranks;
+    FLEXEP_ROLLED
     for (int r = team.rank(); r < R; r += team.size()) {
       tokens_of[r] = tokens[r * tokens_stride];
       send[r] = sent.to_rank(rank, r);
@@ -90,11 +91,13 @@ struct PeerCounts {
   template <class Team, class Value, class To>
   FLEXEP_HD int32_t scan(const Team& team, int n, int32_t* sums, const Value& value, const To& to) const {
     const LaneRange mine(WarpLanes<Team>{team}, n);
-    int64_t sum = 0;
+    int32_t sum = 0;
+    FLEXEP_ROLLED
     for (int i = mine.begin; i < mine.end; ++i) sum += value(i);
-    int64_t below = team.warp_scan(sum);
+    int32_t below = team.warp_scan(sum);
+    FLEXEP_ROLLED
     for (int i = mine.begin; i < mine.end; ++i) {
-      sums[to(i)] = static_cast<int32_t>(below);
+      sums[to(i)] = below;
       below += value(i);
     }
     return static_cast<int32_t>(team.warp_sum(sum));

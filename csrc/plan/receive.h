@@ -23,6 +23,7 @@ struct ClearRows {
 
   template <int kPhase, class Team>
   FLEXEP_HD void phase(const Team& team, int32_t*) const {
+    FLEXEP_ROLLED
     for (int64_t i = grid_rank(team); i < num_rows; i += grid_size(team)) {
       row_src[i] = -1;
       if (row_weights) row_weights[i] = 0;
@@ -85,6 +86,7 @@ struct ReceiveRows {
     }
     constexpr int kBatch = 3;  // slots whose records are on their way
     const auto top_k = static_cast<uint32_t>(shape.top_k);
+    FLEXEP_ROLLED
     for (int64_t first = grid_rank(team); first < items(); first += kBatch * grid_size(team)) {
       Read slots[kBatch];
       FLEXEP_UNROLL

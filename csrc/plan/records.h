@@ -50,42 +50,22 @@ struct Records {
     if (shape.has_weights) fill(shape.weight(0), [=](int k) { return if_here(k, slots.weights[k], 0); });
   }
 
-  /// What a lane holds of the slot that it stands for: see for_warp_tokens. `begin`: the lane of its token's first.
-  struct Slot : TokenSlot {
-    int begin;
-  };
-  /// By a warp, a record after the other, its lanes side by side over the record's integers: what each of `leaving`
-  /// lanes would write by itself at its `position` for its `first`.
-  template <class Team>
-  FLEXEP_HD void write_together(const Team& team, uint32_t leaving, int position, const Slot& slot, int first,
-                                int unit) const {
+  /// By a lane for each slot of the token: its slot `k` goes into the record at `position`, as if it were empty where its
+  /// id is not in [first, first + unit).
+  FLEXEP_HD void write_slot(int64_t position, const TokenSlot& slot, int k, int first, int unit) const {
     if (!meta) return;
-    const int K = shape.top_k, width = shape.width();
-    for (int at = team.lane(); at - team.lane() < width; at += team.width()) {
-      const int list = at == 0 ? 0 : (at - 1) / K, k = at == 0 ? 0 : (at - 1) % K;
-      const bool rows = list == 0, members = list == 1 && shape.over_rail;
-      const int32_t nothing = rows || members ? -1 : 0;
-      for (uint32_t rest = leaving; rest;) {  // token by token
-        const int begin = team.warp_get(slot.begin, lowest_bit(rest));
-        const int id = team.warp_get(slot.id, begin + k);
-        const int32_t row = team.warp_get(slot.row, begin + k), token = team.warp_get(slot.token, begin);
-        const int32_t weight = shape.has_weights ? team.warp_get(slot.weight, begin + k) : 0;
-        const uint32_t of_token = rest & team.ballot(slot.begin == begin);
-        rest &= ~of_token;
-        for (uint32_t writers = of_token; writers; writers &= writers - 1) {
-          const int here = team.warp_get(first, lowest_bit(writers));
-          const int64_t to = team.warp_get(position, lowest_bit(writers));
-          const int32_t mine = rows ? row : members ? id - here : weight;
-          const int32_t value = is_in(id, here, unit) ? mine : nothing;
-          if (at < width) meta[to * width + at] = at == 0 ? token : value;
-        }
-      }
-    }
+    int32_t* const record = meta + position * shape.width();
+    const bool here = is_in(slot.id, first, unit);
+    if (k == 0) record[0] = slot.token;
+    record[shape.row(k)] = here ? slot.row : -1;
+    if (shape.over_rail) record[shape.member(k)] = here ? slot.id - first : -1;
+    if (shape.has_weights) record[shape.weight(k)] = here ? slot.weight : 0;
   }
 
   FLEXEP_HD void clear(int64_t position) const {
     if (!meta) return;
     int32_t* const record = meta + position * shape.width();
+    FLEXEP_ROLLED
     for (int i = 0; i < shape.width(); ++i) record[i] = i < shape.weight(0) ? -1 : 0;
   }
 

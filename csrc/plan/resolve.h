@@ -39,11 +39,13 @@ struct ResolveRows {
     if (parts * team.size() == 1) {
       scan_all();
     } else {
+      FLEXEP_ROLLED
       for (int p = table.rank_begin[ranks.begin] + team.rank(); p < table.rank_begin[ranks.end];
            p += team.size())
         kept[p] = scan_sources(p);
     }
     team.sync();
+    FLEXEP_ROLLED
     for (int r = ranks.begin + team.warp(); r < ranks.end; r += team.warps()) lay_out_rank(team, r);
   }
 
@@ -57,6 +59,7 @@ struct ResolveRows {
     if (team.lane() == 0 && num_rows) num_rows[r] = result.rows;
     if (!padded) return;
     const LaneRange mine(WarpLanes<Team>{team}, end - begin);  // the lane that has written `kept`
+    FLEXEP_ROLLED
     for (int p = begin + mine.begin; p < begin + mine.end; ++p)
       padded[p] = static_cast<int32_t>(PlaceLayout::padded(kept[p], alignment));
   }
@@ -65,6 +68,7 @@ struct ResolveRows {
   FLEXEP_HD int32_t scan_sources(int p) const {
     constexpr int kBatch = 8;  // loads in flight
     int32_t total = 0;
+    FLEXEP_ROLLED
     for (int first = 0; first < table.ranks; first += kBatch) {
       int32_t n[kBatch];
       FLEXEP_UNROLL

@@ -90,11 +90,13 @@ struct SendOrder {
   template <class Team>
   FLEXEP_HD void begin_owners(const Team& team, int32_t* first, int32_t* total) const {
     const LaneRange mine(WarpLanes<Team>{team}, owners);
-    int64_t begin = 0;
+    int32_t begin = 0;
+    FLEXEP_ROLLED
     for (int o = mine.begin; o < mine.end; ++o) begin += total[o];
     begin = team.warp_scan(begin);
+    FLEXEP_ROLLED
     for (int o = mine.begin; o < mine.end; ++o) {
-      const int32_t at = split < 0 ? static_cast<int32_t>(begin) : o * split;
+      const int32_t at = split < 0 ? begin : o * split;
       if (team.block() == 0) counts[o] = total[o];
       begin += total[o];
       first[o] += at;
@@ -105,8 +107,10 @@ struct SendOrder {
   template <class Team>
   FLEXEP_HD void clear_unused(const Team& team, const int32_t* used_end, const Records& records) const {
     const int64_t dense = split < 0 ? used_end[owners - 1] : 0;
+    FLEXEP_ROLLED
     for (int64_t i = dense + grid_rank(team); i < num_send; i += grid_size(team)) {
-      const int64_t o = split > 0 ? i / split : owners - 1;
+      const int o =
+          split > 0 ? static_cast<int>(static_cast<uint32_t>(i) / static_cast<uint32_t>(split)) : owners - 1;
       if (i < used_end[o < owners ? o : owners - 1]) continue;
       send_token[i] = -1;
       records.clear(i);
@@ -160,23 +164,22 @@ struct SendOrder {
                             const Records& records, int t, int k, bool valid) const {
     const int64_t at = static_cast<int64_t>(t) * top_k;
     const int32_t number = leaving.number;
-    const Records::Slot mine{leaving.slot, team.lane() - k};
-    const int owner = owner_of(mine.id);
+    const int owner = owner_of(leaving.slot.id), begin = team.lane() - k;
     const int32_t position = number < 0 ? -1 : first[owner] + number;
     int owners_here = 0, lower = 0;  // owners of the row, and of them those below this one
     int32_t send = -1;
     for (int j = 0; j < top_k; ++j) {
-      const int32_t there = team.warp_get(position, mine.begin + j);
-      const int its = team.warp_get(owner, mine.begin + j);
+      const int32_t there = team.warp_get(position, begin + j);
+      const int its = team.warp_get(owner, begin + j);
       owners_here += there >= 0, lower += there >= 0 && its < owner;
       if (there >= 0 && its == owner) send = there;
+      if (valid && there >= 0 && there < num_send)
+        records.write_slot(there, leaving.slot, k, its * unit, unit);
     }
     if (valid) slot_send[at + k] = send;
     if (position >= 0) send_first[at + lower] = owner * unit, send_row[at + lower] = position;
     if (valid && k >= owners_here) send_first[at + k] = send_row[at + k] = -1;
-    const bool leaves = position >= 0 && position < num_send;
-    if (leaves) send_token[position] = t;
-    records.write_together(team, team.ballot(leaves), position, mine, owner * unit, unit);
+    if (position >= 0 && position < num_send) send_token[position] = t;
   }
 };
 

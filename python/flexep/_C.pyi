@@ -228,6 +228,11 @@ class SendOrder:
 class SentCounts:
     def __init__(self, counts: int, stride: int, ranks: int, domains: int) -> None: ...
 
+class SlotsToCount:
+    def __init__(
+        self, steps: collections.abc.Sequence[CountSlots], boards: collections.abc.Sequence[int], op: int
+    ) -> None: ...
+
 class TableView:
     def __init__(
         self, experts: int, ranks: int, place_of_expert: int, rank_of_place: int, rank_begin: int
@@ -288,14 +293,16 @@ def compact_rows(
     workspace: int,
     stream: int | None,
 ) -> None: ...
-def count_on_device(
+def count_and_plan_on_device(
     world: DeviceWorld,
-    steps: collections.abc.Sequence[CountSlots],
-    boards: collections.abc.Sequence[int],
-    op: int,
+    slots: SlotsToCount,
+    ranks: collections.abc.Sequence[OneSidedPlan],
+    counts_op: int,
+    records_op: int,
     seconds: float,
     stream: int,
 ) -> None: ...
+def count_on_device(world: DeviceWorld, slots: SlotsToCount, seconds: float, stream: int) -> None: ...
 def count_peers(
     sent: SentCounts,
     tokens: int,

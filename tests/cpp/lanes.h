@@ -54,12 +54,13 @@ struct ThreadBlock {
   int64_t warp_sum(int64_t value) const {
     return over_lanes<int64_t>(value, [](int64_t sum, int, int64_t shown) { return sum + shown; });
   }
-  int64_t warp_max(int64_t value) const {
-    return over_lanes<int64_t>(value, [](int64_t most, int, int64_t shown) { return std::max(most, shown); });
+  int32_t warp_max(int32_t value) const {
+    return static_cast<int32_t>(
+        over_lanes<int64_t>(value, [](int64_t most, int, int64_t shown) { return std::max(most, shown); }));
   }
-  int64_t warp_scan(int64_t value) const {
-    return over_lanes<int64_t>(
-        value, [&](int64_t sum, int other, int64_t shown) { return sum + (other < lane() ? shown : 0); });
+  int32_t warp_scan(int32_t value) const {
+    return static_cast<int32_t>(over_lanes<int64_t>(
+        value, [&](int64_t sum, int other, int64_t shown) { return sum + (other < lane() ? shown : 0); }));
   }
   int32_t warp_get(int32_t value, int from) const {
     warp_meet->shown[lane()] = value;

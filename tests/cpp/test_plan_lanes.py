@@ -50,10 +50,15 @@ MUTANTS = {
         ") send",
     ),
     "a row's lists keep old words": ("plan/send_order.h", "k >= owners_here", "k > owners_here"),
-    "a record is written for the owners of another lane": (
-        "plan/records.h",
-        "here = team.warp_get(first, lowest_bit(writers))",
-        "here = first",
+    "a record has slots that leave for another owner": (
+        "plan/send_order.h",
+        "records.write_slot(there, leaving.slot, k, its * unit, unit)",
+        "records.write_slot(there, leaving.slot, k, owner * unit, unit)",
+    ),
+    "a slot is written into the record of its own owner alone": (
+        "plan/send_order.h",
+        "if (valid && there >= 0 && there < num_send)",
+        "if (valid && its == owner && there >= 0 && there < num_send)",
     ),
     "slots of lower warps are forgotten": (
         "plan/counts.h",

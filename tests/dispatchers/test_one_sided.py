@@ -12,9 +12,12 @@ import torch
 import flexep
 from flexep.config import WINDOWED
 from flexep.dispatchers import one_sided
+from flexep.dispatchers._calls import Calls
+from flexep.testing.compare import digest
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
 from flexep.transport._window import OPS
+from flexep.transport.collectives import Traffic
 from flexep.transport.host_window import HostWindow
 
 SHAPE = {"num_experts": 9, "hidden": 64, "top_k": 3, "max_tokens": 40}
@@ -105,6 +108,29 @@ def test_what_was_kept_is_told_only_where_rows_were_dropped(capacity: float, dro
     assert any(bool(r.dropped.any()) for r in received) == drops
     said = ep.traffic["dispatch.counts"]
     assert (said.calls, said.remote_bytes) == (1, drops * ranks * (ranks - 1) * 4 * ranks)
+
+
+@pytest.mark.parametrize("layout", ["expert_major", "flat"])
+@pytest.mark.parametrize("capacity", [4.0, 60])
+def test_what_nobody_looks_at_is_told_by_the_plan(
+    capacity: float, layout: str, monkeypatch: pytest.MonkeyPatch, window_calls: list[str]
+) -> None:
+    """So that a GPU, whose host does not wait for it, counts, tells and plans in one launch."""
+
+    def moved() -> tuple[str, dict[str, Traffic]]:
+        ep = flexep.Dispatcher(
+            flexep.Group.local(3), backend="deepep", capacity=capacity, alignment=1, overflow="drop",
+            layout=layout, **SHAPE,
+        )  # fmt: skip
+        rows = round_trip(ep, *inputs(3)) if layout == "expert_major" else ep.dispatch(*inputs(3))
+        return digest(rows), ep.traffic
+
+    expected = moved()
+    assert window_calls[:2] == ["count_and_publish", "plan"]
+    window_calls.clear()
+    monkeypatch.setattr(Calls, "_may_wait", lambda calls: False)
+    assert moved() == expected
+    assert window_calls[:2] == ["tell and plan", "count_and_publish"]
 
 
 def rows_in_windows(ep: flexep.Dispatcher, x: Rows) -> list[list[bool]]:
@@ -368,11 +394,14 @@ def test_every_operation_has_a_number_of_its_own() -> None:
 def window_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What dispatchers ask of their windows from here on, in order."""
     made: list[str] = []
-    for name in ("send_ahead", "call_off", "count_and_publish", "deliver", "collect"):
+    for name in ("send_ahead", "call_off", "count_and_publish", "plan", "deliver", "collect"):
         was = getattr(HostWindow, name)
 
         def noted(window: HostWindow, *args: object, name: str = name, was: Callable = was) -> object:
-            made.append(f"{name} {args[-1]}" if name in ("send_ahead", "deliver") else name)
+            if name in ("send_ahead", "deliver"):
+                made.append(f"{name} {args[-1]}")
+            else:
+                made.append("tell and plan" if name == "plan" and args[-1] else name)
             return was(window, *args)
 
         monkeypatch.setattr(HostWindow, name, noted)
@@ -390,7 +419,7 @@ def test_rows_go_before_the_header_and_once(window_calls: list[str]) -> None:
     x = [one.requires_grad_() for one in x]
     received = ep.dispatch(x, topk_idx, weights)
     rows = "dispatch.rows"
-    assert window_calls == [f"send_ahead {rows}", "count_and_publish", f"deliver {rows}"]
+    assert window_calls == [f"send_ahead {rows}", "count_and_publish", "plan", f"deliver {rows}"]
     window_calls.clear()
     ep.dispatch([one.detach() for one in x], handle=[r.handle for r in received])
     assert window_calls == [f"send_ahead {rows}", f"deliver {rows}"]
@@ -418,7 +447,7 @@ def test_rows_of_a_dispatch_that_fails_are_called_off(
     monkeypatch.setattr(one_sided, "_planned", fails)
     with pytest.raises(MemoryError):
         ep.dispatch(x, topk_idx, weights)
-    assert window_calls == ["send_ahead dispatch.rows", "count_and_publish", "call_off"]
+    assert window_calls == ["send_ahead dispatch.rows", "count_and_publish", "plan", "call_off"]
 
 
 def test_room_is_left_for_those_who_post(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,8 +245,7 @@ class DeviceWindows:
 
     def count_and_publish(self, counted: Sequence[Counted], op: int, seconds: float) -> None:
         """See HostWindows; one launch."""
-        steps, boards = [one.step for one in counted], [one.room for one in counted]
-        self._enqueue(_C.count_on_device, steps, boards, op, seconds)
+        self._enqueue(_C.count_on_device, _slots(counted, op), seconds)
 
     def exchange_records(
         self,
@@ -264,6 +263,21 @@ class DeviceWindows:
     def plan(self, plans: Sequence[RankPlan], counts_op: int, records_op: int, seconds: float) -> None:
         """See HostWindows."""
         self._enqueue(_C.plan_on_device, [p.native for p in plans], counts_op, records_op, seconds)
+
+    def count_and_plan(
+        self,
+        counted: Sequence[Counted],
+        plans: Sequence[RankPlan],
+        op: int,
+        counts_op: int,
+        records_op: int,
+        seconds: float,
+    ) -> None:
+        """`count_and_publish`, then `plan`; of a single rank in one launch."""
+        self._enqueue(
+            _C.count_and_plan_on_device, _slots(counted, op), [p.native for p in plans], counts_op,
+            records_op, seconds,
+        )  # fmt: skip
 
     def send_ahead(self, rows: Sequence[torch.Tensor], op: int, seconds: float) -> None:
         """Sends contiguous x [T, H] of each hosted rank ahead of the next `deliver`. Windows with landed rows alone."""
@@ -296,6 +310,10 @@ class DeviceWindows:
     def _enqueue(self, launch: Callable[..., None], *args: object) -> None:
         """On the current stream of the windows' GPU, whichever GPU is current."""
         enqueue(launch, self._device, self._world, *args)
+
+
+def _slots(counted: Sequence[Counted], op: int) -> _C.SlotsToCount:
+    return _C.SlotsToCount([one.step for one in counted], [one.room for one in counted], op)
 
 
 def _publish_args(ints: Sequence[torch.Tensor], all_ints: Sequence[torch.Tensor]) -> list[_C.PublishArgs]:

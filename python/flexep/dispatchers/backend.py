@@ -112,7 +112,7 @@ class Backend(ABC):
 
     def tell(self, counted: Sequence[Counted], op: str, *, read: bool) -> Sequence[torch.Tensor | None]:
         """What every rank says of its slots, int32 [R, said_ints], on every hosted rank. Unless it will be `read` here,
-        a back end may keep it for its own `plan` and return None."""
+        a back end may return None, and tell it by its own `plan`."""
         return self.collectives.gather_ints([one.said for one in counted], op)
 
     def send_ahead(self, rows: Tensors) -> None:  # noqa: B027  (most back ends move rows by the plan)

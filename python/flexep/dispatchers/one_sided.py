@@ -104,6 +104,8 @@ class OneSidedBackend(Backend):
         self.window.call_off()
 
     def tell(self, counted: Sequence[Counted], op: str, *, read: bool) -> Sequence[torch.Tensor | None]:
+        if not read and not self._has_relays:
+            return [None] * len(counted)  # `plan` tells it, and a GPU does both in one launch
         self.window.count_and_publish(counted, op)
         return [self.planner.board(one) if read or self._has_relays else None for one in counted]
 
@@ -121,7 +123,7 @@ class OneSidedBackend(Backend):
             else:
                 layout = self.planner.layout(rank, T, has_weights, self._sizes(rank, published, one))
             plans.append(self.planner.prepare(one, layout, weights_TK))
-        self.window.plan(plans, counts=self._is_static)
+        self.window.plan(plans, self._is_static, counted if published.ints is None else ())
         flat = self.config.layout == "flat"
         return [_planned(p, c.topk_idx.shape[0], flat) for p, c in zip(plans, counted, strict=True)]
 

@@ -29,6 +29,7 @@ from flexep.group import Group
 from flexep.transport.collectives import Traffic
 from flexep.transport.window_memory import WindowMemory, open_windows
 
+HEADER = "dispatch.header"  # what every rank says of its slots
 COUNTS, RECORDS = "dispatch.counts", "dispatch.meta"  # the messages of a plan
 # Every operation that a window carries; its place here is the number that travels in the signals.
 OPS = (
@@ -87,10 +88,11 @@ class Window(ABC):
         """
 
     @abstractmethod
-    def plan(self, plans: Sequence[RankPlan], counts: bool) -> None:
+    def plan(self, plans: Sequence[RankPlan], counts: bool, counted: Sequence[Counted] = ()) -> None:
         """Runs one plan for each hosted rank and its messages: "dispatch.counts", if `counts`, and "dispatch.meta".
 
-        Where no rank has dropped rows the first says nothing, and is counted as a call all the same.
+        Where no rank has dropped rows the first says nothing, and is counted as a call all the same. `counted`: slots
+        of which nobody knows yet; `count_and_publish` of them comes first, as "dispatch.header".
         """
 
     def send_ahead(self, rows: Sequence[torch.Tensor], op: str) -> None:  # noqa: B027  (hosts send in `deliver`)

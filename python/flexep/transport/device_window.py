@@ -14,7 +14,7 @@ from flexep._native.plan import Counted
 from flexep._native.window import Collect, Deliver, DeviceWindows, WindowShape
 from flexep.errors import WindowBroken
 from flexep.group import Group
-from flexep.transport._window import COUNTS, RECORDS, Window, count, number_of, record_bytes_of
+from flexep.transport._window import COUNTS, HEADER, RECORDS, Window, count, number_of, record_bytes_of
 from flexep.transport.collectives import Traffic
 from flexep.transport.gpu_memory import is_capturing
 from flexep.transport.window_memory import WindowMemory
@@ -63,11 +63,19 @@ class DeviceWindow(Window):
         self._begin(op, record_bytes_of(sends[0]))
         self._windows.exchange_records(sends, send_R, recvs, recv_R, number_of(op), self.timeout)
 
-    def plan(self, plans: Sequence[RankPlan], counts: bool) -> None:
+    def plan(self, plans: Sequence[RankPlan], counts: bool, counted: Sequence[Counted] = ()) -> None:
+        for one in counted:
+            self._check_board(one.ends[0])
         self._begin(RECORDS, plans[0].lists.layout.record_bytes)
         if counts:
             self._count(COUNTS, 0)
-        self._windows.plan(plans, number_of(COUNTS), number_of(RECORDS), self.timeout)
+        messages = number_of(COUNTS), number_of(RECORDS), self.timeout
+        if counted:
+            self._count(HEADER, 0)
+            self._windows.count_and_plan(counted, plans, number_of(HEADER), *messages)
+            self._is_ahead = False
+        else:
+            self._windows.plan(plans, *messages)
 
     def send_ahead(self, rows: Sequence[torch.Tensor], op: str) -> None:
         self._alive()

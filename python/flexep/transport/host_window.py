@@ -15,7 +15,7 @@ from flexep._native.one_sided_plan import RankPlan
 from flexep._native.plan import Counted
 from flexep._native.window import Collect, Deliver, HostWindows, WindowShape
 from flexep.group import Group
-from flexep.transport._window import COUNTS, RECORDS, Window, count, number_of, record_bytes_of
+from flexep.transport._window import COUNTS, HEADER, RECORDS, Window, count, number_of, record_bytes_of
 from flexep.transport.collectives import Traffic
 from flexep.transport.window_memory import WindowMemory
 from flexep.types import Route
@@ -62,7 +62,9 @@ class HostWindow(Window):
         operation = partial(self._windows.exchange_records, sends, send_R, recvs, recv_R)
         self._run(op, operation, own, record_bytes)
 
-    def plan(self, plans: Sequence[RankPlan], counts: bool) -> None:
+    def plan(self, plans: Sequence[RankPlan], counts: bool, counted: Sequence[Counted] = ()) -> None:
+        if counted:
+            self.count_and_publish(counted, HEADER)
         memory = self._alive()
         reports = self._windows.plan(plans, number_of(COUNTS), number_of(RECORDS), self.timeout)
         del memory
