@@ -28,6 +28,9 @@ CASES = (
         ranks=2, experts=4, hidden=24, top_k=2, tokens=5, weights="inside", window="least", transport="local"
     ),
     Case(ranks=3, experts=6, hidden=16, top_k=3, tokens=9, cached=1, window="ahead", transport="local"),
+    # The kernels of a single rank on its GPU, with a capacity in one launch.
+    Case(ranks=1, experts=5, hidden=16, top_k=2, tokens=70, capacity="one_over", transport="local"),
+    Case(ranks=1, experts=5, hidden=16, top_k=2, tokens=7, layout="flat", transport="local"),
 )
 
 if __name__ == "__main__":
