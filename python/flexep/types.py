@@ -19,7 +19,7 @@ def _none() -> None:
 
 
 class Late:
-    """Base of frozen dataclasses whose fields without a default may be made when they are first read.
+    """Base of frozen dataclasses whose fields without a plain default may be made when they are first read.
 
     Most views of a plan's memory are read by kernels alone, by address: making all of them takes longer than a launch.
     """

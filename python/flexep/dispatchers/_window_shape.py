@@ -33,8 +33,8 @@ _WHOLE = _Rings(2, 16 << 20, 16 << 20, 512 << 10)
 _SLICED = _Rings(4, 64 << 20, 128 << 20, 256 << 10)
 # A chunk costs a slice up to 6 us beside its rows, so one with many tokens has larger ones, if the budget has room:
 # docs/decisions/crews.md. Not of rows sent ahead, which come in pieces of their own. Home waits for whole chunks of
-# partial sums, so a slice with few tokens has smaller ones, as long as they are worth their cost.
-CHUNKS_OF_SLICE, FEWEST_PUSHED, LEAST_PUSHED_BYTES = 5, 4, 128 << 10
+# partial sums, so of these a slice has so many at least, if they are more than one.
+CHUNKS_OF_SLICE, FEWEST_PUSHED = 5, 4
 LEAST_SLOTS = 2  # one is read while the next is written
 MAIL_BYTES = 64 << 10
 MPS_PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -145,8 +145,8 @@ def window_shape(
         max(rings.chunk_bytes // pull_row, 0 if ahead else fair),
         max(rings.chunk_bytes // push_row, fair),
     ]
-    if slices > 1:
-        wanted[1] = min(wanted[1], max(LEAST_PUSHED_BYTES // push_row, math.ceil(of_slice / FEWEST_PUSHED)))
+    if slices > 1 and wanted[1] < of_slice:
+        wanted[1] = min(wanted[1], math.ceil(of_slice / FEWEST_PUSHED))
     tokens = [
         min(room // (slices * slots), max(1, of_slice), max(least, some))
         for room, some in zip(rooms, wanted, strict=True)
