@@ -189,7 +189,7 @@ class SendAhead::Streams {
   void start(const std::vector<AheadArgs>& args, int op, double seconds, cudaStream_t stream) {
     join(stream);  // of a delivery that never came
     const WindowShape& shape = world_.shape;
-    for (const AheadArgs& one : args)
+    for (const AheadArgs& one : one_each(world_, args))
       if (one.tokens > shape.landed_rows)
         throw Error(std::to_string(one.tokens) + " tokens to send ahead: at most " +
                     std::to_string(shape.landed_rows));

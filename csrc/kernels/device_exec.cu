@@ -148,7 +148,7 @@ template <int kRanks, class Args>
 Launch<Args, kRanks> make_launch(const DeviceWorld& world, const std::vector<Args>& args, int op,
                                  double seconds) {
   Launch<Args, kRanks> launch{launched_world(world, seconds), checked_op(op), {}, {}};
-  std::copy(args.begin(), args.end(), launch.args);
+  std::ranges::copy(one_each(world, args), launch.args);
   return launch;
 }
 

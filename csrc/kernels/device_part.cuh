@@ -6,6 +6,7 @@
 #include <new>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "base/cuda_check.h"
 #include "base/error.h"
@@ -234,6 +235,15 @@ __device__ Moved play(CtaPart& part, int op, int* said, const typename Teams::Ar
   Exchange<WarpMem, CtaWarps> exchange(mem, team, part.layout(), part.operation(op));
   Teams::run(part.cta(), exchange, args, part.page());
   return mem.moved();
+}
+
+/// A launch carries one item for each hosted rank.
+template <class Item>
+const std::vector<Item>& one_each(const DeviceWorld& world, const std::vector<Item>& items) {
+  if (static_cast<int>(items.size()) != world.hosted)
+    throw Error(std::to_string(items.size()) + " items for " + std::to_string(world.hosted) +
+                " hosted ranks");
+  return items;
 }
 
 /// Calls launch(n), a constant: of how many ranks a launch has room for arguments. Those of all that may be hosted are

@@ -19,8 +19,8 @@ template <int kRanks>
 struct CountLaunch {
   LaunchedWorld world;
   int op;
-  std::int64_t
-      spilled;  // ints of a block in global memory that stand in for shared ones; 0: they fit on the chip
+  // Ints of a block in global memory that stand in for shared ones; 0: they fit on the chip.
+  std::int64_t spilled;
   struct Rank {
     CountSlots step;
     PublishArgs said;
@@ -257,6 +257,7 @@ void start_blocks(void (*on_chip)(Launch), void (*spills)(Launch), const Launch&
 
 void count_on_device(const DeviceWorld& world, const SlotsToCount& slots, double seconds,
                      std::uintptr_t stream) {
+  one_each(world, slots.steps);
   with_room(world.hosted, [&](auto ranks) {
     start_blocks(&run_count_cta<false, ranks>, &run_count_cta<true, ranks>,
                  count_launch<ranks>(launched_world(world, seconds), slots), world,
@@ -266,6 +267,7 @@ void count_on_device(const DeviceWorld& world, const SlotsToCount& slots, double
 
 void plan_on_device(const DeviceWorld& world, const std::vector<OneSidedPlan>& plans,
                     const PlanMessages& messages, std::uintptr_t stream) {
+  one_each(world, plans);
   with_room(world.hosted, [&](auto ranks) {
     start_blocks(&run_plan_cta<false, ranks>, &run_plan_cta<true, ranks>,
                  plan_launch<ranks>(launched_world(world, messages.seconds), plans, messages), world,
@@ -276,6 +278,7 @@ void plan_on_device(const DeviceWorld& world, const std::vector<OneSidedPlan>& p
 void count_and_plan_on_device(const DeviceWorld& world, const SlotsToCount& slots,
                               const std::vector<OneSidedPlan>& plans, const PlanMessages& messages,
                               std::uintptr_t stream) {
+  one_each(world, slots.steps), one_each(world, plans);
   const BlockLaunch count(slots.steps.front()), plan(assign_step(plans.front()));
   const bool alike = count.spilled == 0 && plan.spilled == 0 && count.shape.lanes == plan.shape.lanes;
   if (world.hosted > 1 || !alike) {

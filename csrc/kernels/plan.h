@@ -5,7 +5,7 @@
 //   launches two, about 2 us each from launch to first load and from last store to the next kernel; the second is a
 //            programmatic dependent one, so that its launch hides behind the first
 //   phase 0  1 round trip for ids (0.7 us), 2 rounds of match and shared counts, sum over 16 warps, 1 round trip
-//   phase 1  2 batches of 16 loads down each column of counts, layout by one warp (8 places a lane), then 2 rounds of
+//   phase 1  2 batches of 32 loads down each column of counts, layout by one warp (8 places a lane), then 2 rounds of
 //            one dependent load (id), one shared read, two stores
 // About 3 + 4 us. A block of more slots reads fewer rows of counts but stores more (an SM takes about one scattered
 // store a cycle); at 1024 slots a block the two are equal. More blocks than kCountingBlocks cost more to add up than

@@ -62,8 +62,7 @@ FLEXEP_HD int lowest_bit(uint32_t bits) {
 #define FLEXEP_UNROLL
 #endif
 
-// A loop that mostly runs once or twice: to a compiler that does not know it, copies of its body and the branches
-// between them are worth more than they are.
+// A loop that mostly runs once or twice: a compiler that does not know it would unroll it, and pay in instructions.
 #if defined(__CUDACC__)
 #define FLEXEP_ROLLED _Pragma("unroll 1")
 #else

@@ -133,6 +133,12 @@ class DispatcherConfig:
         self._require("wire", same, f"None or the wire of the dispatcher's dtype, {self.dtype}")
         known = self.combine_wire is None or self.combine_wire in tuple(WIRES)
         self._require("combine_wire", known, f"None or one of {', '.join(WIRES)}")
+        home_bytes = self.hidden * self.combine_dtype.itemsize
+        self._require(
+            "hidden",
+            home_bytes % ROW_BYTES == 0,
+            f"partial sums of a multiple of {ROW_BYTES} bytes (combine_wire {self.combine_wire}: {home_bytes})",
+        )
         divides = self.domain_size is None or (
             _is_int(self.domain_size, 1) and self.num_ranks % self.domain_size == 0
         )

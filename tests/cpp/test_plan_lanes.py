@@ -33,8 +33,8 @@ MUTANTS = {
     ),
     "warps are added up before all have counted": (
         "plan/numbering.h",
-        "team.sync();\n    for (int key",
-        "for (int key",
+        "team.sync();\n    FLEXEP_ROLLED\n    for (int key",
+        "FLEXEP_ROLLED\n    for (int key",
     ),
     "a token in two batches counts twice": ("plan/first_slot.h", "last_token_[r] = t;", "(void)t;"),
     "an owner begins while others read where": (

@@ -216,6 +216,13 @@ def test_bad_arguments_are_refused_by_name_and_value(argument: str, value: objec
     assert repr(value) in str(caught.value)
 
 
+def test_partial_sums_that_are_no_whole_vectors_are_refused_before_there_are_any() -> None:
+    narrow = {**GOOD, "dtype": torch.float32, "hidden": 20}
+    assert DispatcherConfig(**narrow).combine_dtype == torch.float32
+    with pytest.raises(flexep.ArgumentError, match=r"hidden = 20: .*combine_wire bf16: 40"):
+        DispatcherConfig(**{**narrow, "combine_wire": "bf16"})
+
+
 def test_an_unknown_back_end_is_refused_with_the_list() -> None:
     with pytest.raises(flexep.ArgumentError, match="allgather, alltoall"):
         flexep.Dispatcher(flexep.Group.local(1), backend="carrier_pigeon", **SHAPE)

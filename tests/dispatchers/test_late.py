@@ -61,6 +61,16 @@ def test_a_dispatch_makes_no_view_that_nobody_has_read(layout: str) -> None:
         assert (r.expert_idx is not None) == (r.row_map is not None) == (layout == "flat")
 
 
+@pytest.mark.parametrize("layout", ["expert_major", "flat"])
+def test_a_row_map_is_that_of_every_back_end(layout: str) -> None:
+    maps = []
+    for backend, domain_size in BACKENDS:
+        _, received = received_by(backend, domain_size, layout=layout)
+        maps.append([r.handle.row_map for r in received])
+        assert all((r.row_map is None) == (layout == "expert_major") for r in received)
+    assert all(torch.equal(a, b) for some in maps[1:] for a, b in zip(maps[0], some, strict=True))
+
+
 def test_of_many_threads_all_get_the_same_tensor() -> None:
     _, received = received_by("deepep")
     with ThreadPoolExecutor(8) as pool:

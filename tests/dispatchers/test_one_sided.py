@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import flexep
+from flexep._native.one_sided_plan import OneSidedPlanner
 from flexep.config import WINDOWED
 from flexep.dispatchers import one_sided
 from flexep.dispatchers._calls import Calls
@@ -110,27 +111,54 @@ def test_what_was_kept_is_told_only_where_rows_were_dropped(capacity: float, dro
     assert (said.calls, said.remote_bytes) == (1, drops * ranks * (ranks - 1) * 4 * ranks)
 
 
+@pytest.mark.parametrize(("backend", "domain_size"), [("deepep", None), ("hybridep", 2)])
 @pytest.mark.parametrize("layout", ["expert_major", "flat"])
 @pytest.mark.parametrize("capacity", [4.0, 60])
 def test_what_nobody_looks_at_is_told_by_the_plan(
-    capacity: float, layout: str, monkeypatch: pytest.MonkeyPatch, window_calls: list[str]
+    capacity: float,
+    layout: str,
+    backend: str,
+    domain_size: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    window_calls: list[str],
 ) -> None:
     """So that a GPU, whose host does not wait for it, counts, tells and plans in one launch."""
 
     def moved() -> tuple[str, dict[str, Traffic]]:
         ep = flexep.Dispatcher(
-            flexep.Group.local(3), backend="deepep", capacity=capacity, alignment=1, overflow="drop",
-            layout=layout, **SHAPE,
+            flexep.Group.local(4), backend=backend, domain_size=domain_size, capacity=capacity, alignment=1,
+            overflow="drop", layout=layout, **SHAPE,
         )  # fmt: skip
-        rows = round_trip(ep, *inputs(3)) if layout == "expert_major" else ep.dispatch(*inputs(3))
+        rows = round_trip(ep, *inputs(4)) if layout == "expert_major" else ep.dispatch(*inputs(4))
         return digest(rows), ep.traffic
 
     expected = moved()
-    assert window_calls[:2] == ["count_and_publish", "plan"]
+    assert window_calls[0] == "count_and_publish"
     window_calls.clear()
     monkeypatch.setattr(Calls, "_may_wait", lambda calls: False)
     assert moved() == expected
-    assert window_calls[:2] == ["tell and plan", "count_and_publish"]
+    # Over relays each step is a call of its own.
+    assert window_calls[0] == ("tell and plan" if domain_size is None else "count_and_publish")
+
+
+def test_rows_sent_ahead_of_a_plan_that_fails_are_followed_by_what_was_to_be_told(
+    monkeypatch: pytest.MonkeyPatch, window_calls: list[str]
+) -> None:
+    """Else the next ones could not be told from them."""
+    ep = sending_ahead(capacity=4.0)
+    monkeypatch.setattr(Calls, "_may_wait", lambda calls: False)
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OneSidedPlanner, "prepare", fails)
+        with pytest.raises(MemoryError):
+            ep.dispatch(*inputs(2))
+    assert window_calls == ["send_ahead dispatch.rows", "count_and_publish", "call_off"]
+    window_calls.clear()
+    ep.dispatch(*inputs(2))
+    assert window_calls[:2] == ["send_ahead dispatch.rows", "tell and plan"]
 
 
 def rows_in_windows(ep: flexep.Dispatcher, x: Rows) -> list[list[bool]]:

@@ -48,6 +48,22 @@ def test_contract(ranks: int, domain_size: int | None, how: dict[str, object]) -
     assert not found, "\n".join(map(str, found[:4]))
 
 
+@pytest.mark.parametrize("experts", [5, 3200, 20000])
+@pytest.mark.parametrize("layout", ["expert_major", "flat"])
+def test_contract_of_a_rank_by_itself(experts: int, layout: str) -> None:
+    """It counts and plans in one launch; in two where the steps want different lanes, or more than the chip has."""
+    how = {
+        "ranks": 1,
+        "experts": experts,
+        "tokens": 700,
+        "alignment": 1,
+        "capacity": "one_over",
+        "layout": layout,
+    }
+    found = check_dispatchers(Case(**{**vars(SMALL), **how}), flexep.Group.local(1, "cuda"), ["deepep"])
+    assert not found, "\n".join(map(str, found[:4]))
+
+
 @pytest.mark.parametrize("domain_size", [None, 4])
 def test_twenty_runs_give_the_same_bits(domain_size: int | None) -> None:
     case = Case(**{**vars(SMALL), "domain_size": domain_size, "repeats": 19, "hidden": 1024, "tokens": 200})

@@ -73,9 +73,8 @@ class Counting:
     ) -> None:
         T, K = shape
         self._domains = domains
-        self._new_ints = ints(
-            0, device=device
-        ).new_empty  # of a dtype and a device, which need not be looked up again
+        # Of a dtype and a device, which need not be looked up again.
+        self._new_ints = ints(0, device=device).new_empty
         self._native = _C.CountSlots(table.view(device), wide, T, K, domains)
         number = self._native.said_ints + T * K
         end = number + workspace_ints(table.num_experts, table.num_ranks, device)

@@ -13,7 +13,7 @@ from flexep.config import DispatcherConfig
 from flexep.dispatchers.backend import Published
 from flexep.errors import CollectiveMismatch, FlexEPError, PeerRefused
 from flexep.group import Group
-from flexep.transport.collectives import Collectives
+from flexep.transport.collectives import HEADERS, Collectives
 
 # Bits of a call that every rank must share: gradients are collective, and so are the weights that travel.
 CALL_BITS = {
@@ -25,7 +25,7 @@ CALL_BITS = {
 }
 
 
-CALLS = ("dispatch", "combine")
+CALLS = tuple(HEADERS)
 TOKENS = 2  # column of what everybody said that holds T
 
 
@@ -38,10 +38,7 @@ def stamp(call: str, num_tokens: int, bits: int, registered: bool) -> tuple[int,
 def header_of(call: str) -> str:
     """The operation in which every rank says, int32 [n] with the same n in every call, so that ranks in different calls
     meet there too: a header {how much is wrong, stamp}, and counts."""
-    return _HEADERS[call]
-
-
-_HEADERS = {call: f"{call}.header" for call in CALLS}
+    return HEADERS[call]
 
 
 def exchange_headers(

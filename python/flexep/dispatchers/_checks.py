@@ -35,7 +35,7 @@ def check_tensor(
     )
     if not fits:
         wanted = ", ".join("any" if n is None else str(n) for n in shape)
-        raise ArgumentError(f"{name}.shape", tuple(value.shape), f"({wanted})")
+        raise ArgumentError(f"{name}.shape", tuple(value.shape), f"({wanted}{',' * (len(shape) == 1)})")
     if not value.is_contiguous():
         raise ArgumentError(f"{name}.stride()", value.stride(), "a contiguous tensor; call .contiguous()")
     return value

@@ -41,8 +41,9 @@ class Dispatcher:
     tensor argument is a list of R tensors, one a rank, and every result a list of R.
 
     Args:
-        group: the ranks. num_experts: E over all ranks. hidden: H; a row must be a multiple of 16 bytes.
-        top_k: K, 1 to 32 slots a token. max_tokens: the most tokens a rank may pass to one dispatch.
+        group: the ranks. num_experts: E over all ranks. hidden: H; a row must be a multiple of 16 bytes, of x and of
+            what combine sends home. top_k: K, 1 to 32 slots a token. max_tokens: the most tokens a rank may pass to one
+            dispatch.
         backend: "allgather", "alltoall", "deepep", "hybridep" or "auto": deepep where every rank reaches every
             other's memory (on the CPU, one host), else alltoall. `config.backend` says which it became.
         dtype: bfloat16, float16 or float32, of x, y and z.

@@ -17,7 +17,7 @@ from flexep._native.plan import HEADER_INTS, Counted, PlaceRows, PlanTable, assi
 from flexep._native.window import Collect, Deliver
 from flexep.config import DispatcherConfig
 from flexep.dispatchers import _hops as hops
-from flexep.dispatchers._agree import TOKENS
+from flexep.dispatchers._agree import TOKENS, header_of
 from flexep.dispatchers._record_sizes import metadata_bytes, most_sizes
 from flexep.dispatchers._window_shape import num_slices, sends_ahead, window_shape
 from flexep.dispatchers.backend import (
@@ -115,15 +115,21 @@ class OneSidedBackend(Backend):
         weights = [None] * len(counted) if topk_weights is None else topk_weights
         if self._has_relays:
             return self._plan_over_hops(counted, weights, published)
+        untold = counted if published.ints is None else ()
         plans = []
-        for one, rank, weights_TK in zip(counted, self.group.hosted, weights, strict=True):
-            T, has_weights = one.topk_idx.shape[0], weights_TK is not None
-            if self._is_static:
-                layout = self.planner.static_layout(rank, T, has_weights)
-            else:
-                layout = self.planner.layout(rank, T, has_weights, self._sizes(rank, published, one))
-            plans.append(self.planner.prepare(one, layout, weights_TK))
-        self.window.plan(plans, self._is_static, counted if published.ints is None else ())
+        try:
+            for one, rank, weights_TK in zip(counted, self.group.hosted, weights, strict=True):
+                T, has_weights = one.topk_idx.shape[0], weights_TK is not None
+                if self._is_static:
+                    layout = self.planner.static_layout(rank, T, has_weights)
+                else:
+                    layout = self.planner.layout(rank, T, has_weights, self._sizes(rank, published, one))
+                plans.append(self.planner.prepare(one, layout, weights_TK))
+        except BaseException:  # there was no memory, say
+            if untold:  # an operation must follow rows that were sent ahead
+                self.window.count_and_publish(untold, header_of("dispatch"))
+            raise
+        self.window.plan(plans, self._is_static, untold)
         flat = self.config.layout == "flat"
         return [_planned(p, c.topk_idx.shape[0], flat) for p, c in zip(plans, counted, strict=True)]
 

@@ -26,10 +26,10 @@ from flexep.errors import (
     WindowBusy,
 )
 from flexep.group import Group
-from flexep.transport.collectives import Traffic
+from flexep.transport.collectives import HEADERS, Traffic
 from flexep.transport.window_memory import WindowMemory, open_windows
 
-HEADER = "dispatch.header"  # what every rank says of its slots
+HEADER = HEADERS["dispatch"]
 COUNTS, RECORDS = "dispatch.counts", "dispatch.meta"  # the messages of a plan
 # Every operation that a window carries; its place here is the number that travels in the signals.
 OPS = (
@@ -192,4 +192,4 @@ def number_of(op: str) -> int:
 
 
 _NUMBERS = {op: number for number, op in enumerate(OPS)}
-_NUMBERS |= {f"{call}.header": _NUMBERS["header"] for call in ("dispatch", "combine")}
+_NUMBERS |= dict.fromkeys(HEADERS.values(), _NUMBERS["header"])

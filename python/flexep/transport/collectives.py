@@ -20,6 +20,8 @@ from flexep._native.operands import output
 from flexep.errors import Timeout
 from flexep.group import Group, named_errors, wait
 
+# In which every rank says what it calls, and in a dispatch what of its slots: by call.
+HEADERS = {call: f"{call}.header" for call in ("dispatch", "combine")}
 GATHER_TAG = 0x6570  # of messages between two ranks, apart from those that the caller may have under way
 
 
