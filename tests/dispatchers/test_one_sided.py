@@ -4,41 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
 
 import flexep
-from flexep._native.one_sided_plan import OneSidedPlanner
 from flexep.config import WINDOWED
 from flexep.dispatchers import one_sided
-from flexep.dispatchers._calls import Calls
-from flexep.testing.compare import digest
 from flexep.testing.pool import RankPool
 from flexep.testing.worker import RankContext
 from flexep.transport._window import OPS
-from flexep.transport.collectives import Traffic
-from flexep.transport.host_window import HostWindow
-
-SHAPE = {"num_experts": 9, "hidden": 64, "top_k": 3, "max_tokens": 40}
-Rows = list[torch.Tensor]
-
-
-def inputs(ranks: int, seed: int = 0) -> tuple[Rows, Rows, Rows]:
-    """Unequal tokens, none on rank 1 if there is one."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = [0 if rank == 1 else 33 + rank for rank in range(ranks)]
-    x = [torch.randn(t, 64, generator=generator).to(torch.bfloat16) for t in tokens]
-    topk_idx = [torch.randint(-1, 9, (t, 3), generator=generator) for t in tokens]
-    return x, topk_idx, [torch.rand(t, 3, generator=generator) for t in tokens]
-
-
-def round_trip(ep: flexep.Dispatcher, x: Rows, topk_idx: Rows, weights: Rows) -> Rows:
-    """Rows that arrived, and what came home."""
-    r = ep.dispatch(x, topk_idx, weights)
-    z = ep.combine([one.x for one in r], [one.handle for one in r], [one.weights for one in r])
-    return [one.x for one in r] + z
+from tests.dispatchers.one_sided_rows import SHAPE, Rows, inputs, round_trip
 
 
 @pytest.mark.parametrize("backend", WINDOWED)
@@ -109,56 +85,6 @@ def test_what_was_kept_is_told_only_where_rows_were_dropped(capacity: float, dro
     assert any(bool(r.dropped.any()) for r in received) == drops
     said = ep.traffic["dispatch.counts"]
     assert (said.calls, said.remote_bytes) == (1, drops * ranks * (ranks - 1) * 4 * ranks)
-
-
-@pytest.mark.parametrize(("backend", "domain_size"), [("deepep", None), ("hybridep", 2)])
-@pytest.mark.parametrize("layout", ["expert_major", "flat"])
-@pytest.mark.parametrize("capacity", [4.0, 60])
-def test_what_nobody_looks_at_is_told_by_the_plan(
-    capacity: float,
-    layout: str,
-    backend: str,
-    domain_size: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-    window_calls: list[str],
-) -> None:
-    """So that a GPU, whose host does not wait for it, counts, tells and plans in one launch."""
-
-    def moved() -> tuple[str, dict[str, Traffic]]:
-        ep = flexep.Dispatcher(
-            flexep.Group.local(4), backend=backend, domain_size=domain_size, capacity=capacity, alignment=1,
-            overflow="drop", layout=layout, **SHAPE,
-        )  # fmt: skip
-        rows = round_trip(ep, *inputs(4)) if layout == "expert_major" else ep.dispatch(*inputs(4))
-        return digest(rows), ep.traffic
-
-    expected = moved()
-    assert window_calls[0] == "count_and_publish"
-    window_calls.clear()
-    monkeypatch.setattr(Calls, "_may_wait", lambda calls: False)
-    assert moved() == expected
-    # Over relays each step is a call of its own.
-    assert window_calls[0] == ("tell and plan" if domain_size is None else "count_and_publish")
-
-
-def test_rows_sent_ahead_of_a_plan_that_fails_are_followed_by_what_was_to_be_told(
-    monkeypatch: pytest.MonkeyPatch, window_calls: list[str]
-) -> None:
-    """Else the next ones could not be told from them."""
-    ep = sending_ahead(capacity=4.0)
-    monkeypatch.setattr(Calls, "_may_wait", lambda calls: False)
-
-    def fails(*_: object) -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(OneSidedPlanner, "prepare", fails)
-        with pytest.raises(MemoryError):
-            ep.dispatch(*inputs(2))
-    assert window_calls == ["send_ahead dispatch.rows", "count_and_publish", "call_off"]
-    window_calls.clear()
-    ep.dispatch(*inputs(2))
-    assert window_calls[:2] == ["send_ahead dispatch.rows", "tell and plan"]
 
 
 def rows_in_windows(ep: flexep.Dispatcher, x: Rows) -> list[list[bool]]:
@@ -416,90 +342,3 @@ def test_a_post_wakes_who_sleeps() -> None:
 
 def test_every_operation_has_a_number_of_its_own() -> None:
     assert len(set(OPS)) == len(OPS) < 256
-
-
-@pytest.fixture
-def window_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What dispatchers ask of their windows from here on, in order."""
-    made: list[str] = []
-    for name in ("send_ahead", "call_off", "count_and_publish", "plan", "deliver", "collect"):
-        was = getattr(HostWindow, name)
-
-        def noted(window: HostWindow, *args: object, name: str = name, was: Callable = was) -> object:
-            if name in ("send_ahead", "deliver"):
-                made.append(f"{name} {args[-1]}")
-            else:
-                made.append("tell and plan" if name == "plan" and args[-1] else name)
-            return was(window, *args)
-
-        monkeypatch.setattr(HostWindow, name, noted)
-    return made
-
-
-def sending_ahead(**more: object) -> flexep.Dispatcher:
-    return flexep.Dispatcher(flexep.Group.local(2), backend="deepep", send_ahead=True, **{**SHAPE, **more})
-
-
-def test_rows_go_before_the_header_and_once(window_calls: list[str]) -> None:
-    """A fresh dispatch sends x before anything is told; what has a plan sends it with the delivery."""
-    ep = sending_ahead()
-    x, topk_idx, weights = inputs(2)
-    x = [one.requires_grad_() for one in x]
-    received = ep.dispatch(x, topk_idx, weights)
-    rows = "dispatch.rows"
-    assert window_calls == [f"send_ahead {rows}", "count_and_publish", "plan", f"deliver {rows}"]
-    window_calls.clear()
-    ep.dispatch([one.detach() for one in x], handle=[r.handle for r in received])
-    assert window_calls == [f"send_ahead {rows}", f"deliver {rows}"]
-    z = ep.combine([r.x for r in received], [r.handle for r in received])
-    window_calls.clear()
-    torch.autograd.backward(z, [torch.ones_like(one) for one in z])
-    rows = "combine_backward.rows"
-    assert window_calls == [f"send_ahead {rows}", f"deliver {rows}", "collect"]
-
-
-def test_rows_of_a_dispatch_that_fails_are_called_off(
-    window_calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """x may be freed then, once the window's stream has waited for the copies."""
-    ep = sending_ahead()
-    x, topk_idx, weights = inputs(2)
-    with pytest.raises(flexep.ArgumentError):
-        ep.dispatch(x, [one[:, :1] for one in topk_idx], weights)
-    assert window_calls == ["call_off"]  # refused before anything went
-    window_calls.clear()
-
-    def fails(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(one_sided, "_planned", fails)
-    with pytest.raises(MemoryError):
-        ep.dispatch(x, topk_idx, weights)
-    assert window_calls == ["send_ahead dispatch.rows", "count_and_publish", "plan", "call_off"]
-
-
-def test_room_is_left_for_those_who_post(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(one_sided, "num_slices", lambda config, group, ahead: asked.append(ahead) or 1)
-    sending_ahead()
-    flexep.Dispatcher(flexep.Group.local(2), backend="deepep", **SHAPE)
-    assert asked == [True, False]
-
-
-@pytest.mark.parametrize("value", [1, 0, "yes", torch.tensor([1, 2])])
-def test_send_ahead_is_a_choice_of_three(value: object) -> None:
-    with pytest.raises(flexep.ArgumentError, match=r"send_ahead = .*None, True or False"):
-        flexep.Dispatcher(flexep.Group.local(2), backend="deepep", **SHAPE, send_ahead=value)
-
-
-def test_zero_copy_input_is_sent_ahead_too() -> None:
-    x, topk_idx, weights = inputs(2)
-    want = round_trip(
-        flexep.Dispatcher(flexep.Group.local(2), backend="deepep", **SHAPE), x, topk_idx, weights
-    )
-    ep = sending_ahead(zero_copy=True)
-    own = [room[: rows.shape[0]] for room, rows in zip(ep.window_input(), x, strict=True)]
-    for room, rows in zip(own, x, strict=True):
-        room.copy_(rows)
-    got = round_trip(ep, own, topk_idx, weights)
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))

@@ -37,6 +37,12 @@ def ints(*shape: int, device: torch.device) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.int32, device=device)
 
 
+def maker(dtype: torch.dtype, device: torch.device) -> Callable[..., torch.Tensor]:
+    """Makes tensors, their contents undefined, by shape: of a dtype and a device that need not be looked up again, in
+    half the time of torch.empty."""
+    return torch.empty(0, dtype=dtype, device=device).new_empty
+
+
 def carve(device: torch.device, *lengths: int) -> tuple[torch.Tensor, ...]:
     """int32 tensors of these lengths, contents undefined, one behind the other in one allocation."""
     return torch.empty(sum(lengths), dtype=torch.int32, device=device).split_with_sizes(lengths)

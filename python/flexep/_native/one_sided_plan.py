@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from flexep._native._load import _C
-from flexep._native._step import ints
+from flexep._native._step import maker
 from flexep._native.arrivals import Sizes
 from flexep._native.operands import INT32_MAX, address
 from flexep._native.plan import HEADER_INTS, Counted, Counting, PlanTable, aligned
@@ -86,9 +86,7 @@ class OneSidedPlanner:
         device: torch.device,
     ) -> None:
         self._table, self._top_k, self._flat = table, top_k, flat
-        # Of a dtype and a device, which need not be looked up again.
-        self._new_ints = ints(0, device=device).new_empty
-        self._new_weights = torch.empty(0, dtype=torch.float32, device=device).new_empty
+        self._new_ints, self._new_weights = maker(torch.int32, device), maker(torch.float32, device)
         self._static = capacity_rows is not None
         self._setup = _C.OneSidedSetup(
             table=table.view(device), top_k=top_k, alignment=alignment,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from flexep._native._load import _C
-from flexep._native._step import carve, int32, ints, run_native, run_step, workspace, workspace_ints
+from flexep._native._step import carve, int32, ints, maker, run_native, run_step, workspace, workspace_ints
 from flexep._native.operands import INT32_MAX, address
 from flexep._native.permutation import plan_permutation as plan_permutation
 from flexep._native.table import PlanTable as PlanTable
@@ -73,8 +73,7 @@ class Counting:
     ) -> None:
         T, K = shape
         self._domains = domains
-        # Of a dtype and a device, which need not be looked up again.
-        self._new_ints = ints(0, device=device).new_empty
+        self._new_ints = maker(torch.int32, device)
         self._native = _C.CountSlots(table.view(device), wide, T, K, domains)
         number = self._native.said_ints + T * K
         end = number + workspace_ints(table.num_experts, table.num_ranks, device)
